@@ -16,6 +16,7 @@ from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.shards import Bytes, Column
 from torchdali.sources import InputKind, Labels, Source
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
+from torchdali.sources.places import Places
 from torchdali.sources.remote import Client, Range
 from torchdali.sources.source import ContentCache, ReadError
 from torchdali.transforms.spec import IntArray
@@ -45,7 +46,7 @@ class EncodedDataset(Dataset[Any]):
 
     Attributes:
         parts: The names of the parts that are the label; none if the label is a function or nothing.
-        is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
+        is_mapped: Whether :meth:`find` tells where images lie in mapped memory, and so takes no time.
         client: Reads the images if they lie in an object store; None if they are files.
         has_parts_in_data: Whether :meth:`parts_in` needs what was fetched for the image.
         integers: The parts that are integers in all samples, by name.
@@ -82,6 +83,10 @@ class EncodedDataset(Dataset[Any]):
         Args:
             rows: ``(N,)`` int64, each at least 0 and below the length.
         """
+
+    def find(self, rows: IntArray) -> Places:
+        """Return where the image files of some samples lie in mapped memory. Only mapped datasets have it."""
+        raise NotImplementedError
 
     @abstractmethod
     def read_parts(self, row: int) -> Any:
@@ -154,6 +159,9 @@ class EncodedSource(Source):
 
     def read(self, rows: IntArray) -> list[Bytes]:
         return self._dataset.read(rows)
+
+    def find(self, rows: IntArray) -> Places:
+        return self._dataset.find(rows)
 
     def target(self, row: int) -> Any:
         return self._dataset.target(row)

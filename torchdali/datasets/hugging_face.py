@@ -10,6 +10,7 @@ import numpy as np
 from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.shards import Bytes
 from torchdali.sources.arrow import ArrowColumn
+from torchdali.sources.places import Places
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["HuggingFace"]
@@ -97,7 +98,10 @@ class HuggingFace(EncodedDataset):
         return len(self.dataset)
 
     def read(self, rows: IntArray) -> list[Bytes]:
-        return self._column.read(rows if self._rows is None else self._rows[rows])
+        return self.find(rows).views()
+
+    def find(self, rows: IntArray) -> Places:
+        return self._column.find(rows if self._rows is None else self._rows[rows])
 
     def read_parts(self, row: int) -> Any:
         if self.label is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import numpy as np
 from torchdali.datasets.base import EncodedDataset
 from torchdali.datasets.lmdb import LMDB
 from torchdali.datasets.shards import Bytes
+from torchdali.sources.places import Places, join
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["LSUNImages"]
@@ -43,15 +45,22 @@ class LSUNImages(EncodedDataset):
         return int(self._ends[-1])
 
     def read(self, rows: IntArray) -> list[Bytes]:
-        which = self.labels(rows)
-        starts = np.array([0, *self._ends])
         images: list[Any] = [None] * len(rows)
-        numbers: list[int] = np.unique(which).tolist()
-        for i in numbers:
-            positions: list[int] = np.flatnonzero(which == i).tolist()
-            for position, image in zip(positions, self.databases[i].read(rows[positions] - starts[i]), strict=True):
+        for positions, images_of, own in self._split(rows):
+            for position, image in zip(positions.tolist(), images_of.read(own), strict=True):
                 images[position] = image
         return images
+
+    def find(self, rows: IntArray) -> Places:
+        return join(len(rows), ((which, images.find(own)) for which, images, own in self._split(rows)))
+
+    def _split(self, rows: IntArray) -> Iterator[tuple[IntArray, LMDB, IntArray]]:
+        """Yield each database that has some of the rows, between the positions of these and its own rows."""
+        which, starts = self.labels(rows), np.array([0, *self._ends])
+        numbers: list[int] = np.unique(which).tolist()
+        for i in numbers:
+            positions = np.flatnonzero(which == i)
+            yield positions, self.databases[i], rows[positions] - starts[i]
 
     def labels(self, rows: IntArray) -> IntArray:
         return cast("IntArray", np.searchsorted(self._ends, rows, "right"))

@@ -16,6 +16,7 @@ from torchdali.datasets.patterns import Pattern, expand
 from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.runtime import machine
+from torchdali.sources.places import Places
 from torchdali.sources.remote import Client, Range, make_client
 from torchdali.transforms.spec import IntArray
 
@@ -133,6 +134,10 @@ class ShardedDataset(EncodedDataset):
     def read(self, rows: IntArray) -> list[Bytes]:
         index = self.index
         return self.shards.read(index.shard[rows], index.offsets[rows], index.lengths[rows])
+
+    def find(self, rows: IntArray) -> Places:
+        index = self.index
+        return self.shards.find(index.shard[rows], index.offsets[rows], index.lengths[rows])
 
     @property
     def _unknown_parts(self) -> tuple[str, ...] | None:

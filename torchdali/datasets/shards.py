@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from torchdali.runtime import machine
 from torchdali.sources import open_file
+from torchdali.sources.places import Bytes, Places
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["Bytes", "Column", "ShardFile", "Shards", "describe_change", "stat_shards"]
@@ -25,7 +26,6 @@ __all__ = ["Bytes", "Column", "ShardFile", "Shards", "describe_change", "stat_sh
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Bytes = npt.NDArray[np.uint8]
 Column = npt.NDArray[np.integer[Any]]
 _Map = tuple[mmap.mmap, Bytes]
 
@@ -115,15 +115,24 @@ class Shards:
             ValueError: As for :meth:`check`.
             OSError: A shard cannot be read.
         """
+        if self.is_mapped:
+            return self.find(shards, offsets, lengths).views()
         shards, offsets, lengths = (column.astype(np.int64) for column in (shards, offsets, lengths))
         self.check(shards, offsets, lengths)
-        if not self.is_mapped:
-            return self._copy(list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)))
-        maps = {shard: self._map(shard) for shard in set[int](shards.tolist())}
+        return self._copy(list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)))
+
+    def find(self, shards: Column, offsets: Column, lengths: Column) -> Places:
+        """Return where bytes of shards lie in the mappings. The shards must be mapped.
+
+        The arguments and errors are those of :meth:`read`.
+        """
+        shards, offsets, lengths = (column.astype(np.int64) for column in (shards, offsets, lengths))
+        self.check(shards, offsets, lengths)
+        numbers: list[int] = shards.tolist()
+        maps = {shard: self._map(shard) for shard in set(numbers)}
         if self._is_on_network or self._disk.was_read():
             self._read_ahead(maps, shards, offsets, offsets + lengths)
-        places = zip(shards.tolist(), offsets.tolist(), (offsets + lengths).tolist(), strict=True)
-        return [maps[shard][1][offset:end] for shard, offset, end in places]
+        return Places([maps[shard][1] for shard in numbers], offsets, lengths)
 
     def read_one(self, shard: int, offset: int, length: int) -> Bytes:
         """Return bytes of one shard, as :meth:`read` does. It is five times as fast for one place.

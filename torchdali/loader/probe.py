@@ -35,6 +35,7 @@ from torchdali.pipeline.readers import decode_with_pil
 from torchdali.pipeline.windows import move_window
 from torchdali.runtime import devices
 from torchdali.samples.on_error import ErrorPolicy
+from torchdali.sources.places import Places
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.generators import Generators
 from torchdali.state.progress import EpochProgress
@@ -193,7 +194,7 @@ class _ProbeRun:
         read = decode = None
         with ExitStack() as resources:
             rows = self.rows[0][0]
-            decodes = plan.input_kind in (InputKind.FILES, InputKind.ENCODED)
+            decodes = plan.input_kind.is_encoded
             if plan.input_kind is InputKind.FILES:
                 read = self._measure_reading(plan_reading(plan))
             draws = Draws(epoch_key(0, 0), rows, np.zeros_like(rows))
@@ -203,11 +204,13 @@ class _ProbeRun:
                 pixels, decoding = decode_with_pil(reader, rows, reader.find_pil_only(rows), lambda: threads)
                 decoding.wait()
             with devices.use(plan.device):
-                images = reader.read_inputs(rows, pixels, resources)
+                images: Any = reader.read_inputs(rows, pixels, resources)
             inputs, _ = plan.draw(*plan.expand_frames(reader.add_params(draws), reader.sizes(rows)))
             inputs = move_window(plan, inputs, reader.origins(rows))
             if plan.input_kind is InputKind.FILES:
                 images = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in images]
+            if isinstance(images, Places):
+                images = images.views()
             if decodes:
                 decode, images = self._measure_decoding(plan_decoding(plan), images, inputs)
             transform_plan = plan_transforms(plan)

@@ -203,6 +203,8 @@ class Session:
         else:
             frames = len(plan.choose_frames(source.num_frames)) if source.num_frames else 0
             plan = replace(fuse(plan), headers_validated=reader.validate_headers(), num_frames=frames)
+            if reader.gives_places:
+                plan = replace(plan, input_kind=InputKind.PLACES)
             resident = resident or reader.is_resident
             if not options.cache:
                 self._close_cache()

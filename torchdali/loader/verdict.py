@@ -18,6 +18,7 @@ _FEW_BATCHES = 8
 _IN_DALI = {
     InputKind.FILES: "reading, decoding and transforming in DALI is",
     InputKind.ENCODED: "decoding and transforming in DALI is",
+    InputKind.PLACES: "decoding and transforming in DALI is",
     InputKind.PIXELS: "DALI, whose only work is the transforms, is",
     InputKind.PACKED: "DALI, which transforms what is in the cache, and decodes what is not yet, is",
 }

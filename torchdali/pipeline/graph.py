@@ -21,7 +21,9 @@ from torchdali.errors import DALIUnavailableError
 from torchdali.pipeline.host_calls import HostCalls
 from torchdali.pipeline.operators import Operators
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.words import WordTensors
 from torchdali.runtime import devices, lifecycle
+from torchdali.sources.places import Places
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import InputKind
 
@@ -40,6 +42,7 @@ __all__ = [
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)"
 HEADERS = "headers"
+_CUT = ("begin", "count")
 
 
 def require_dali() -> Any:
@@ -148,16 +151,22 @@ def _pipeline_class(dali: Any) -> Any:
             self._process = getpid()
             self._lock = Lock()
             self.host_calls: list[HostCalls] = []
+            self._words = WordTensors(lambda words: tensor(words, ""))
             super().__init__(*args, **kwargs)
 
         def feed_images(self, name: str, images: Any) -> Any:
-            """Feed a batch without a copy: arrays of the host, an array of all samples, or what ``feed_input`` takes.
+            """Feed a batch without a copy: places, arrays, an array of all samples, or what ``feed_input`` takes.
 
             Returns:
                 What must live until the run is done. If DALI's thread dropped the last reference to an array, it would
                 wait for the interpreter's lock: once for each array, and beside a busy training up to 5 ms each time.
             """
-            if isinstance(images, array_type):
+            if isinstance(images, Places):
+                kept, *cut = self._words.cut(images)
+                self._pipe.SetExternalTensorInput(name, kept, None, False)
+                for part, numbers in zip(_CUT, cut, strict=True):
+                    self.feed_array(f"{name} {part}", numbers)
+            elif isinstance(images, array_type):
                 kept = tensor_list(images, "")
                 self._pipe.SetExternalTLInput(name, kept, None, False)
             elif has_only_arrays(images):  # feed_input takes three times as long for 256 arrays
@@ -300,6 +309,8 @@ def _build_input(ops: Operators, plan: Plan, nodes: dict[str, Any], resident: bo
         device = "gpu" if resident else "cpu"
         image = fn.external_source(name=plan.input_kind.value, device=device, no_copy=not resident, **shape)
         return (image.gpu() if ops.device == "gpu" and not resident else image,)
+    if plan.input_kind is InputKind.PLACES:
+        return (_decode(ops, plan, _cut(ops, plan.input_kind.value), nodes),)
     source = fn.external_source(name=plan.input_kind.value, ndim=1, dtype=types.UINT8, no_copy=True)
     if plan.input_kind is InputKind.ENCODED:
         return (_decode(ops, plan, source, nodes),)
@@ -308,6 +319,15 @@ def _build_input(ops: Operators, plan: Plan, nodes: dict[str, Any], resident: bo
     length = encoded.shape(dtype=types.INT32)
     ending = fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad")
     return _decode(ops, plan, encoded, nodes), ending, length
+
+
+def _cut(ops: Operators, name: str) -> Any:
+    """Return files, cut out of larger arrays: see :class:`WordTensors`."""
+    fn, int64 = ops.fn, ops.types.INT64
+    words = fn.external_source(name=name, ndim=1, dtype=int64, no_copy=True)
+    begin, count = (fn.external_source(name=f"{name} {part}", ndim=1, dtype=int64) for part in _CUT)
+    cut = fn.slice(words, begin, count, axes=[0], normalized_anchor=False, normalized_shape=False)
+    return fn.reinterpret(cut, dtype=ops.types.UINT8)
 
 
 def _check_headers(ops: Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:

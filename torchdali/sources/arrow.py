@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from torchdali.sources.places import Bytes, Places
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["ArrowColumn"]
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class ArrowColumn:
@@ -47,14 +45,15 @@ class ArrowColumn:
 
     def read(self, rows: IntArray) -> list[Bytes]:
         """Return read-only views of the bytes of some rows."""
+        return self.find(rows).views()
+
+    def find(self, rows: IntArray) -> Places:
+        """Return where the bytes of some rows lie."""
         which: IntArray = np.searchsorted(self._ends, rows, "right")
         starts = np.array([0, *self._ends])
         places: list[tuple[int, int]] = np.stack((which, rows - starts[which]), axis=1).tolist()
-        views: list[Bytes] = []
-        for i, row in places:
-            offsets, data = self._chunks[i]
-            views.append(data[offsets[row] : offsets[row + 1]])
-        return views
+        ends = np.array([self._chunks[i][0][row : row + 2] for i, row in places], np.int64).reshape(-1, 2)
+        return Places([self._chunks[i][1] for i, _ in places], ends[:, 0], ends[:, 1] - ends[:, 0])
 
 
 def _has_bytes(kind: Any) -> bool:

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
+from torchdali.sources.places import Places, join
 from torchdali.sources.source import BoxColumns, ContentCache, Labels, ReadError, Source
 from torchdali.transforms.spec import InputKind, IntArray
 from torchdali.transforms.targets.stored import StoredMasks
@@ -90,6 +91,11 @@ class CombinedSource(Source):
             for position, image in zip(positions.tolist(), part, strict=True):
                 images[position] = image
         return images
+
+    def find(self, rows: IntArray) -> Places:
+        """Return where the sources' files lie."""
+        parts = ((positions, source.find(self._rows[rows[positions]])) for source, positions in self._split(rows))
+        return join(len(rows), parts)
 
     def with_cache(self, cache: ContentCache) -> CombinedSource:
         """Return the same with sources that keep what they fetch in a cache."""

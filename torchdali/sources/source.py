@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from torchdali.sources.headers.table import HeaderTable
+from torchdali.sources.places import Places
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 from torchdali.transforms.targets.stored import StoredMasks
 
@@ -81,7 +82,7 @@ class Source(ABC):
         spec: The images as the first transform gets them. ``InputKind.PIXELS`` needs its ``size``.
         transform: The dataset's own transform, or None. It comes before the loader's ``transform=``.
         resident: Whether :meth:`read` returns tensors on the GPU.
-        is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
+        is_mapped: Whether :meth:`find` tells where files lie in mapped memory, and so takes no time.
         num_frames: Number of frames of each sample, if samples are videos; else 0.
         is_pair: Whether a sample is a pair of image and target. If not, :meth:`make_sample` makes it.
         annotations: Types of the ``tv_tensors`` in targets that move with the images: ``BoundingBoxes``, ``Mask`` and
@@ -122,6 +123,10 @@ class Source(ABC):
             By :attr:`kind`: ``FILES`` a list of N paths, or an ``(N, L)`` uint8 array of paths, each padded with at
             least one NUL. ``ENCODED`` a list of the bytes of N image files. ``PIXELS`` an ``(N, H, W, C)`` array.
         """
+
+    def find(self, rows: IntArray) -> Places:
+        """Return where the files of some samples lie in memory, which stays. Called if :attr:`is_mapped`."""
+        raise NotImplementedError
 
     @abstractmethod
     def target(self, row: int) -> Any:

@@ -30,12 +30,14 @@ class InputKind(enum.Enum):
     Attributes:
         FILES: Paths of image files, one ``(N, L)`` uint8 array, padded with NUL.
         ENCODED: The bytes of image files, one ``(L,)`` uint8 array for each.
+        PLACES: Where the bytes of image files lie in larger arrays, as :class:`torchdali.sources.places.Places`.
         PIXELS: Images, HWC, one array or tensor for each or one for all.
         PACKED: Images of any size as bytes, one ``(N, L)`` uint8 array or tensor; an image, then padding.
     """
 
     FILES = "files"
     ENCODED = "encoded"
+    PLACES = "places"
     PIXELS = "pixels"
     PACKED = "packed"
 
@@ -45,7 +47,7 @@ class InputKind(enum.Enum):
     @property
     def is_encoded(self) -> bool:
         """Whether the images must be decoded: they have headers, may be truncated, and may need PIL."""
-        return self in (InputKind.FILES, InputKind.ENCODED)
+        return self in (InputKind.FILES, InputKind.ENCODED, InputKind.PLACES)
 
 
 IntArray = npt.NDArray[np.int64]

@@ -94,21 +94,26 @@ class Reader:
         """Return what the PIL image of a sample has besides pixels; None if there is none, or it cannot be read."""
         return None
 
-    def read_rows(self, rows: IntArray) -> Any:
+    def read_rows(self, rows: IntArray, read: Callable[[IntArray], Any] | None = None) -> Any:
         """Return what the source reads.
+
+        Args:
+            rows: ``(N,)`` rows of samples.
+            read: The method of the source to call, if it is not ``read``.
 
         Raises:
             SampleError: The source cannot read a sample.
         """
+        read = read or self.source.read
         try:
-            return self.source.read(rows)
+            return read(rows)
         except ReadError as error:
             text = getattr(error.error, "strerror", None) or error_text(error.error)
             raise self.error(int(rows[error.position]), f"it cannot be read ({text})") from error.error
         except Exception:
             for row in rows.tolist():
                 try:
-                    self.source.read(np.array([row], np.int64))
+                    read(np.array([row], np.int64))
                 except Exception as error:
                     if is_system_fault(error):
                         raise
@@ -167,6 +172,9 @@ class Reader:
             size: ``(N, 2)`` heights and widths of its images.
         """
         return None
+
+    gives_places: bool = False
+    """Whether :meth:`read_inputs` returns :class:`torchdali.sources.places.Places`, in place of bytes."""
 
     opens_files: bool = False
     """Whether what :meth:`decode_with_pil` returns is an open file."""

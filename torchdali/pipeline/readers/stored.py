@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torchdali.samples.image import decode_to_ppm
 from torchdali.sources import HEADER_BYTES, Header, Source, parse_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.table import HeaderTable
+from torchdali.sources.places import Places, join
 from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["StoredReader"]
@@ -34,7 +35,7 @@ class StoredReader(EncodedReader):
 
     def __init__(self, source: Source, table: HeaderTable) -> None:
         super().__init__(source)
-        self.table = table
+        self.table, self.gives_places = table, source.is_mapped
 
     def __reduce__(self) -> tuple[type[StoredReader], tuple[Source, HeaderTable | None]]:
         # Another process reads the headers again, because the table is as long as the dataset.
@@ -62,6 +63,26 @@ class StoredReader(EncodedReader):
                     decode_to_ppm(files[i])
             self.table.mark_complete(row)
         return files
+
+    def find_places(self, rows: IntArray, others: Mapping[int, Bytes]) -> Places:
+        """Return where the files of some rows lie. By position, ``others`` and black images take the place of some.
+
+        Raises:
+            SampleError: One of them cannot be read.
+        """
+        if not others and not self._black:
+            return self.read_rows(rows, self.source.find)
+        black = {i: self._black[row] for i, row in enumerate(rows.tolist()) if row in self._black}
+        others = {**black, **others}
+        own = np.delete(np.arange(len(rows)), list(others))
+        return join(len(rows), [(own, self.read_rows(rows[own], self.source.find))], others)
+
+    def find_touched(self, rows: IntArray) -> IntArray:
+        """Return the rows whose bytes are read here, and not by DALI alone: of those with known headers very few."""
+        if not self.gives_places:
+            return rows
+        table = self.table
+        return rows[table.is_unknown(rows) | table.find_possibly_truncated(rows) | ~table.is_native(rows)]
 
     def _read_contents(self, rows: IntArray) -> list[Any]:
         """Return the bytes of files. A black image may take a file's place."""
@@ -145,9 +166,30 @@ class _StoredBatch(EncodedBatch):
 
     def _read(self, rows: Sequence[int]) -> None:
         index = np.array(rows, np.int64)
-        self._files.update(zip(rows, self._stored.read_files(index), strict=True))
+        self._load_files(self._stored.find_touched(index))
         with suppress(Exception):  # target() reads again, and raises it in the sample's turn
             self._parts.update(zip(rows, self.source.read_parts(index) or (), strict=False))
+
+    def _load_files(self, rows: IntArray) -> None:
+        if len(rows):
+            self._files.update(zip(rows.tolist(), self._stored.read_files(rows), strict=True))
+
+    def decode_with_pil(self, row: int) -> Bytes:
+        if row not in self._files:
+            self._load_files(np.array([row], np.int64))
+        return super().decode_with_pil(row)
+
+    def check(self, row: int) -> None:
+        self.decode_with_pil(row)
+
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Bytes], resources: ExitStack) -> Any:
+        if self._stored.gives_places:
+            return self._stored.find_places(rows, pixels)
+        return super().read_inputs(rows, pixels, resources)
+
+    def file_bytes(self, rows: IntArray) -> IntArray:
+        """Return ``(N,)`` the bytes of the files that DALI copies."""
+        return self._stored.table.lengths(rows) if self._stored.gives_places else super().file_bytes(rows)
 
     def target(self, row: int) -> Any:
         if row not in self._parts:
