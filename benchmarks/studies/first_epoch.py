@@ -1,15 +1,13 @@
 """The first epoch beside later ones: what does it cost that no header is known yet?
 
-    python -m benchmarks.studies.first_epoch --cores 16,4,1 --cases alone,resnet18 --systems torchdali,sketch
+    python -m benchmarks.studies.first_epoch --cores 16,4,1 --cases alone,resnet18
 
 An epoch lists the pictures several times, so that it is long enough to measure. To the loader each is another file,
 whose header it does not know. Each number of cores has its own process. There, each turn makes a new loader, and
-measures its first epochs. The first batches of an epoch do not count, because then pipelines are built. The sketch
-(``benchmarks/systems/read_once.py``) opens each file once, where torchdali opens it twice in the first epoch.
+measures its first epochs. The first batches of an epoch do not count, because then pipelines are built.
 """
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -24,7 +22,6 @@ from benchmarks.common import data, report
 from benchmarks.common.script import Results, make_parser, parse_args
 
 CASES = {"alone": "the loader alone", "resnet18": "beside a step of ResNet-18"}
-SYSTEMS = {"torchdali": "torchdali", "sketch": "a sketch that opens each file once"}
 _WARMUP = 16
 
 
@@ -36,7 +33,6 @@ def work(options: dict[str, Any]) -> None:
     from torchvision.transforms import v2
 
     from benchmarks.studies.versions_worker import describe, make_step
-    from benchmarks.systems.read_once import ReadOnce
     from torchdali import DALILoader
 
     scale = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
@@ -47,10 +43,7 @@ def work(options: dict[str, Any]) -> None:
     step = make_step(torch, device) if options["case"] == "resnet18" else None
     print(json.dumps(describe(torch)), flush=True)
     for _ in range(options["turns"]):
-        if options["system"] == "sketch":
-            loader: Any = ReadOnce(dataset.samples, options["batch_size"], device)
-        else:
-            loader = DALILoader(dataset, options["batch_size"], shuffle=True, drop_last=True)
+        loader = DALILoader(dataset, options["batch_size"], shuffle=True, drop_last=True)
         print(json.dumps([_time(loader, step) for _ in range(options["epochs"])]), flush=True)
         loader.close()
 
@@ -96,7 +89,7 @@ def render(whole: dict[str, Any]) -> str:
     for run in whole["runs"]:
         first = [rates[0] for rates in run["rates"]]
         later = [rate for rates in run["rates"] for rate in rates[1:]]
-        case = f"{SYSTEMS[run['system']]}, {CASES[run['case']]}, {report.cores(run['cores'])}, {len(first)} turns"
+        case = f"{CASES[run['case']]}, {report.cores(run['cores'])}, {len(first)} turns"
         rows.append([case, *map(_format, (first, later)), f"{run['ratio']:.3f}"])
     lines = ["# The first epoch beside later ones", "", *report.format_machine(whole["machine"])]
     lines += [f"- command: `{whole['command']}`", ""]
@@ -112,7 +105,6 @@ def parse(command: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = make_parser("studies.first_epoch", __doc__.splitlines()[0])
     parser.add_argument("--cases", default="alone", help=f"some of {', '.join(CASES)}, separated by commas")
-    parser.add_argument("--systems", default="torchdali", help=f"some of {', '.join(SYSTEMS)}, separated by commas")
     parser.add_argument("--cores", default="16,4,1", help="numbers of cores, separated by commas")
     parser.add_argument("--turns", type=int, default=3, help="loaders, one after another")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of each loader")
@@ -130,10 +122,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     results = Results("studies.first_epoch", args, write)
     names = ("epochs", "turns", "images", "batch_size")
     for cores in map(int, args.cores.split(",")):
-        for case, system in itertools.product(args.cases.split(","), args.systems.split(",")):
-            options = {"case": case, "system": system, "cores": cores, "root": str(root)}
-            entry = measure(options | {name: getattr(args, name) for name in names})
-            results.add(entry, f"{system}, {case}, {report.cores(cores)}: first / later {entry['ratio']:.3f}")
+        for case in args.cases.split(","):
+            options = {"case": case, "cores": cores, "root": str(root), **{name: getattr(args, name) for name in names}}
+            entry = measure(options)
+            results.add(entry, f"{case}, {report.cores(cores)}: first / later {entry['ratio']:.3f}")
     print(render(results.whole))
     return results.whole
 
