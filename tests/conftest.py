@@ -26,6 +26,8 @@ from torchvision.transforms import v2
 
 from torchdali.tools.parity.photographs import write_photographs
 
+torch.set_num_threads(1)  # a forked process would wait for the parent's threads of libgomp, which it does not have
+
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = ("robustness", "ecosystem", "docs", "gpu")
 LONGEST_FIRST = ("gpu", "docs", "ecosystem", "robustness", "contract", "parity", "unit")
