@@ -103,6 +103,20 @@ def test_error_of_a_transform_in_torch_names_its_sample(stacks: bool, device: st
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_damaged_file_that_pil_has_opened_is_named(tmp_path: Path, on_error: Any, caplog: Any) -> None:
+    path = tmp_path / "7.png"
+    path.write_bytes(as_bytes(Crops(lambda _, image: image, 12)[BAD][0], "PNG", 0.6))
+    with PIL.Image.open(path) as opened:
+        dataset = Crops(lambda index, image: opened if index == BAD else as_bytes(image, "PNG"), 12)
+        batches = iter(DALILoader(dataset, 12, transform=EXACT, device="cpu", on_error=on_error))
+        if on_error == "raise":
+            assert raised(SampleError, batches).path == str(path)
+        else:
+            assert len(list(batches)) == 1
+            assert f"sample {BAD} ({path})" in caplog.text
+
+
 @every_number
 def test_samples_without_image_that_cannot_be_collated_are_described(workers: Any, device: str) -> None:
     """Arrays of two axes and float64, for one, which are no images to torchdali, and not of one size."""

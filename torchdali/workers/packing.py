@@ -231,7 +231,7 @@ class Packer:
                 try:
                     images.append((sample, slot, to_image_input(leaf, self._first, self._adjust_orientation)))
                 except RefusedError as error:
-                    name = str(leaf) if isinstance(leaf, (PurePath, StoredURL)) else key_path or "the sample itself"
+                    name = _find_file(leaf) or key_path or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
                         unreadable[sample, slot] = name, str(error)
                         size = error.size or (packed.targets.get_canvas(sample) if packed.targets else None)
@@ -301,3 +301,11 @@ def _match_size(
 
 def _is_iterable_batch(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
+
+
+def _find_file(image: Any) -> str:
+    """Return the file of an image that is a path, an object's address, or opened by PIL; else an empty string."""
+    if isinstance(image, (PurePath, StoredURL)):
+        return str(image)
+    file = getattr(image, "filename", "")  # PIL's, which opens files and decodes them later
+    return file if isinstance(file, str) else ""
