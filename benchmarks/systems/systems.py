@@ -151,17 +151,17 @@ def dali_documented(job: Job) -> Epoch:
     Only the crop's ranges are RandomResizedCrop's, not the example's (0.1 to 1 and 0.8 to 1.25).
     """
     imagenet_maximum = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
-    return _dali(job, 2, imagenet_maximum if has_gpu() and job.data != "small" else {})
+    return build_dali(job, 2, imagenet_maximum if has_gpu() and job.data != "small" else {})
 
 
 def dali_tuned(job: Job) -> Epoch:
     """DALI by hand, tuned: all JPEGs on the GPU's JPEG engine, eight batches in flight, the best thread count."""
-    return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
+    return build_dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
 
 
 def dali_tuned_read(job: Job) -> Epoch:
     """Do the same with files that are read into memory, and not mapped."""
-    return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {}, {"dont_use_mmap": True})
+    return build_dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {}, {"dont_use_mmap": True})
 
 
 def dali_decode_only(job: Job) -> Epoch:
@@ -179,7 +179,8 @@ def dali_decode_only(job: Job) -> Epoch:
     return _dali_epochs(pipeline())
 
 
-def _dali(job: Job, depth: int, decoder: dict[str, Any], reader: dict[str, Any] | None = None) -> Epoch:
+def build_dali(job: Job, depth: int, decoder: dict[str, Any], reader: dict[str, Any] | None = None) -> Epoch:
+    """Build DALI by hand, with `depth` batches in flight, and with options of its decoder and of its file reader."""
     from nvidia.dali import fn, pipeline_def
 
     gpu = has_gpu()

@@ -42,6 +42,13 @@ __all__ = [
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)"
 HEADERS = "headers"
+GPU_DECODER: dict[str, Any] = {"hw_decoder_load": 1.0, "affine": False}
+"""Options of decoders beside a GPU.
+
+By default DALI decodes a third of the images with CUDA kernels, although the engine alone is faster. An image's row
+decides, and the pixels differ. DALI also ties the threads of all processes to the same cores.
+"""
+
 _CUT = ("begin", "count")
 
 
@@ -363,11 +370,7 @@ def _decode(ops: Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> 
     if plan.grey:
         options |= {"output_type": ops.types.GRAY, "dtype": getattr(ops.types, plan.spec.dtype_name.upper())}
     if ops.device == "gpu":
-        # By default DALI decodes a third of the images with CUDA kernels, although the JPEG engine alone is faster.
-        # An image's row in the batch decides, and the pixels differ.
-        options["hw_decoder_load"] = 1.0
-        # By default DALI pins the threads of all processes of a host to the same cores.
-        options["affine"] = False
+        options |= GPU_DECODER
     window = plan.select_params(0, nodes) if plan.decode_window else {}
     if not plan.headers_validated:  # with a GPU and 16 cores the operators cost up to a tenth of the images/s
         encoded = _check_headers(ops, plan, encoded, window if plan.input_kind is InputKind.FILES else {})

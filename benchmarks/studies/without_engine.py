@@ -1,0 +1,137 @@
+"""JPEGs that no engine decodes: progressive ones, and baseline ones on a card whose engine is switched off.
+
+    python -m benchmarks.studies.without_engine --cores 16,4 --thresholds 1000000,0
+
+CUDA kernels decode them, and cores decode their Huffman codes, in part or wholly. torchdali is compared with DALI tuned
+by hand, which has as many threads as cores. ``--thresholds`` are numbers of pixels above which DALI uses nvJPEG's
+hybrid decoder of Huffman codes. Each line is a process.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import data, report
+from benchmarks.common.script import Results, make_parser, parse_args
+
+CASES = {"progressive": "progressive JPEGs", "imagenet": "baseline JPEGs, engine off"}
+SYSTEMS = {"torchdali": "torchdali, defaults", "tuned": "DALI tuned by hand"}
+_WARMUP = 1.5
+
+
+def work(options: dict[str, Any]) -> None:
+    """Print what is measured here, and the images per second and busy cores of a system."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: options["cores"]]))
+    import torch
+
+    from benchmarks.studies.versions_worker import describe
+    from benchmarks.systems import systems
+    from torchdali.pipeline import graph, tuning
+
+    has_engine = options["case"] == "progressive"  # which it does not decode
+    decoder = {"hw_decoder_load": float(has_engine), "hybrid_huffman_threshold": options["threshold"]}
+    threads = len(os.sched_getaffinity(0))
+    job = systems.Job(Path(options["root"]), options["batch_size"], threads, options["case"])
+    if options["system"] == "torchdali":
+        graph.GPU_DECODER.update(decoder)
+        if not has_engine:
+            tuning.jpeg_engine.has_jpeg_engine = lambda _: False
+        epoch = systems.torchdali(job)
+    else:
+        epoch = systems.build_dali(job, 8, decoder if systems.has_gpu() else {}, {"dont_use_mmap": True})
+    print(json.dumps(describe(torch)), flush=True)
+    _time(torch, epoch, _WARMUP)
+    print(json.dumps(_time(torch, epoch, options["seconds"])), flush=True)
+    os._exit(0)
+
+
+def _time(torch: Any, epoch: Callable[[], Iterable[Any]], seconds: float) -> dict[str, float]:
+    """Measure whole epochs until the seconds are over."""
+    start, cpu, count = time.perf_counter(), _cpu_time(), 0
+    while time.perf_counter() - start < seconds:
+        count += sum(len(images) for images, _ in epoch())
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    taken = time.perf_counter() - start
+    return {"images_per_s": count / taken, "busy_cores": (_cpu_time() - cpu) / taken}
+
+
+def _cpu_time() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what a process has measured."""
+    module = [sys.executable, "-m", "benchmarks.studies.without_engine", "--worker", json.dumps(options)]
+    done = subprocess.run(module, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    described, measured = map(json.loads, done.stdout.splitlines()[-2:])
+    return {**options, **described, **measured}
+
+
+def write(whole: dict[str, Any], out: Path, name: str) -> None:
+    """Write the report as JSON and Markdown."""
+    report.save(whole, out, name, render(whole))
+
+
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
+    rows = [["files", "cores", "system", "hybrid from, pixels", "images/s", "busy cores"]]
+    rows += [
+        [
+            CASES[run["case"]],
+            str(run["cores"]),
+            SYSTEMS[run["system"]],
+            f"{run['threshold']:,}",
+            f"{run['images_per_s']:,.0f}",
+            f"{run['busy_cores']:.1f}",
+        ]
+        for run in whole["runs"]
+    ]
+    lines = ["# JPEGs that no engine decodes", "", *report.format_machine(whole["machine"])]
+    return "\n".join([*lines, f"- command: `{whole['command']}`", "", report.markdown(rows)])
+
+
+def parse(command: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = make_parser("studies.without_engine", __doc__.splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)}, separated by commas")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
+    parser.add_argument("--cores", default="16,4", help="numbers of cores, separated by commas")
+    parser.add_argument("--thresholds", default="1000000", help="numbers of pixels, separated by commas")
+    parser.add_argument("--seconds", type=float, default=2.5, help="time of a measurement")
+    parser.add_argument("--pictures", type=int, default=4_096, help="different files")
+    parser.add_argument("--batch-size", type=int, default=256, help="images in a batch")
+    return parse_args(parser, command)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure all cases, and return the report."""
+    results = Results("studies.without_engine", args, write)
+    for case in args.cases.split(","):
+        root = data.default_root(args.pictures, case)
+        data.make(root, args.pictures, kind=case)
+        for cores in map(int, args.cores.split(",")):
+            for threshold in map(int, args.thresholds.split(",")):
+                for system in args.systems.split(","):
+                    options = {"case": case, "system": system, "cores": cores, "threshold": threshold}
+                    options |= {"root": str(root), "batch_size": args.batch_size, "seconds": args.seconds}
+                    entry = measure(options)
+                    what = f"{case}, {report.cores(cores)}, hybrid from {threshold:,}, {system}"
+                    results.add(entry, f"{what}: {entry['images_per_s']:,.0f} images/s")
+    print(render(results.whole))
+    return results.whole
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--worker":
+        work(json.loads(sys.argv[2]))
+    else:
+        run(parse(sys.argv[1:]))
