@@ -17,6 +17,8 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import Zip
+from torchdali.datasets.shards import Shards
+from torchdali.pipeline.engine import PipelineRunner
 
 CHAIN = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
 MAKE: list[Callable[[PIL.Image.Image], bytes]] = [
@@ -83,3 +85,26 @@ def test_a_black_image_takes_the_place_of_a_damaged_one(folder: Path, tmp_path: 
         assert not ours[i][0][rows].any()
     with pytest.raises(SampleError, match=rf"sample {bad} \(.*all.zip, .*\): it cannot be decoded"):
         collect(shards, device)
+
+
+def test_places_are_found_once_and_before_their_batch_has_room(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding them tells the system what to read from the disk."""
+    events: list[str] = []
+    for kind, name in ((Shards, "find"), (PipelineRunner, "submit"), (PipelineRunner, "take")):
+        monkeypatch.setattr(kind, name, _record(getattr(kind, name), name, events))
+    loader = DALILoader(write_zip(tmp_path / "all.zip", ImageFolder(pictures)), 2, device="cpu")
+    list(loader)
+    events.clear()
+    assert len(list(loader)) == events.count("find") == len(loader)
+    first = events[: events.index("take")]
+    assert first.count("find") > first.count("submit")
+
+
+def _record(function: Callable[..., Any], name: str, events: list[str]) -> Callable[..., Any]:
+    def record(*args: Any, **options: Any) -> Any:
+        events.append(name)
+        return function(*args, **options)
+
+    return record
