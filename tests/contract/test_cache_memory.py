@@ -11,8 +11,7 @@ from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from torchdali.pipeline.cache import encoded as files_cache
 from torchdali.pipeline.cache.decoded import DecodedCache
 from torchdali.pipeline.cache.encoded import EncodedCache
-from torchdali.pipeline.readers import encoded, files
-from torchdali.sources import read_file
+from torchdali.pipeline.readers import encoded
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,7 +25,7 @@ def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
     assert 3 < len(cache._blocks) < 20
     for row, path in enumerate(paths):
         assert cache._find(row)[1].tobytes() == path.read_bytes()
-    monkeypatch.setattr(files, "read_file", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(files_cache, "read_file", lambda path: pytest.fail("read again"))
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)
     loader.close()
 
@@ -86,6 +85,6 @@ def test_a_file_that_comes_in_parts(whole, tmp_path, monkeypatch):
     (path,) = folder(tmp_path, 1)
     read, parts = os.readv, iter([100] * 1000 if whole else [100, 30, 0])
     monkeypatch.setattr(os, "readv", lambda file, buffers: read(file, [buffers[0][: next(parts)]]))
-    data, modified = read_file(str(path))
+    data, modified = files_cache.read_file(str(path))
     assert data.tobytes() == path.read_bytes()[: None if whole else 130]
     assert modified == path.stat().st_mtime_ns

@@ -157,8 +157,7 @@ class Session:
         device = graph.resolve(options.device)  # torch's current device may change after the loader is made
         key = (self.source, device, snapshot(options.transform), loader.num_workers, options.fidelity)
         cache = options.cache, options.cache_bytes, options.cache_dir
-        reads_once = self.reader is not None and self.reader.reads_once
-        key = (*key, *cache, options.prefetch_depth, options.decode_bytes, reads_once)
+        key = (*key, *cache, options.prefetch_depth, options.decode_bytes)
         if not self.native_plan or self.native_plan.key != key:
             with devices.use(device):
                 self.native_plan = self._build_native_plan(device, key, options, loader)
@@ -203,11 +202,9 @@ class Session:
             resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
             frames = len(plan.choose_frames(source.num_frames)) if source.num_frames else 0
+            plan = replace(fuse(plan), headers_validated=reader.validate_headers(), num_frames=frames)
             if reader.gives_places:
                 plan = replace(plan, input_kind=InputKind.PLACES)
-            elif reader.reads_once:
-                plan = replace(plan, input_kind=InputKind.ENCODED)
-            plan = replace(fuse(plan), headers_validated=reader.validate_headers(), num_frames=frames)
             resident = resident or reader.is_resident
             if not options.cache:
                 self._close_cache()

@@ -14,7 +14,8 @@ from torchdali.pipeline.cache.base import FileCache, choose_budget, scan_patienc
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
-from torchdali.sources import Header
+from torchdali.samples.image import encode_ppm
+from torchdali.sources import Header, parse_header, read_file
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["EncodedCache"]
@@ -56,8 +57,9 @@ class EncodedCache(FileCache):
         Raises:
             SampleError: The file is missing, no image, or truncated.
         """
-        if files.black(row):
-            return files.read_whole(row)
+        if black := files.black(row):
+            data = encode_ppm(black)
+            return data, Header(black.height, black.width, len(data), jpeg=False, native=False)
         if entry := self._find(row):
             offset, data, header = entry
             with files.blame(row, "read as an image"):
@@ -65,7 +67,11 @@ class EncodedCache(FileCache):
             if (status.st_size, status.st_mtime_ns) == (header.length, header.modified):
                 return data, header
             self._drop(row, offset)
-        data, header = files.read_whole(row)
+        with files.blame(row, "read as an image"):
+            data, modified = read_file(files.path(row))
+            header = parse_header(data.data, files.adjust_orientation)._replace(modified=modified)
+        files.table.update(row, header)
+        files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
         self._add(row, data, header)
         return data, header
 

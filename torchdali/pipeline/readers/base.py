@@ -176,11 +176,6 @@ class Reader:
     gives_places: bool = False
     """Whether :meth:`read_inputs` returns :class:`torchdali.sources.places.Places`, in place of bytes."""
 
-    @property
-    def reads_once(self) -> bool:
-        """Whether files should be read whole for their headers, and fed to DALI: see :class:`FileReader`."""
-        return False
-
     opens_files: bool = False
     """Whether what :meth:`decode_with_pil` returns is an open file."""
 

@@ -14,7 +14,7 @@ import PIL.Image
 import torch
 
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.header_reader import EncodedFile, HeaderValidator
+from torchdali.pipeline.readers.header_reader import HeaderValidator
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.samples.pil import PILHeader, read_pil_header
@@ -25,6 +25,8 @@ __all__ = ["EncodedBatch", "EncodedFile", "EncodedReader"]
 
 Bytes = npt.NDArray[np.uint8]
 _open: Callable[..., Any] = PIL.Image.open
+EncodedFile = tuple[Bytes, Header]
+"""The bytes of a file, and its header."""
 
 
 class EncodedBatch(Reader):
@@ -113,9 +115,18 @@ class EncodedReader(Reader):
             SampleError: One of them cannot be read, is no image, or is truncated.
         """
         contents = iter(self.read_rows(np.array([row for row in rows if row not in self._black], np.int64)))
-        return self._validator.validate(
+        return self.validate(
             [self._inspect(row, self._black[row] if row in self._black else next(contents)) for row in rows]
         )
+
+    def validate(self, files: list[EncodedFile]) -> list[EncodedFile]:
+        """Return files with their headers. One that DALI refuses is not native. It is not asked about JPEGs."""
+        if self._validator.is_on:
+            asked = [i for i, (_, header) in enumerate(files) if header.native and not header.jpeg]
+            for i in self._validator.find_refused([files[i][0] for i in asked]):
+                data, header = files[asked[i]]
+                files[asked[i]] = data, header._replace(native=False)
+        return files
 
     def _inspect(self, row: int, content: Any) -> EncodedFile:
         data: Bytes = np.frombuffer(content, np.uint8)

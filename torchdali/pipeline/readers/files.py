@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,18 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 
-from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile
 from torchdali.pipeline.readers.header_reader import FirstBytes, HeaderReader, HeaderValidator
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.runtime import machine
-from torchdali.samples.image import convert_to_rgb, encode_ppm
+from torchdali.samples.image import convert_to_rgb
 from torchdali.samples.pil import PILHeader, read_pil_header
-from torchdali.sources import UNREADABLE, Header, Source, parse_header, read_file, read_header
+from torchdali.sources import UNREADABLE, Header, Source, read_file, read_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import max_pixels
 from torchdali.sources.headers.metadata import has_late_metadata, turn_info
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, build_table
-from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import InputKind, InputStats, IntArray
+from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["FileReader"]
 
@@ -43,9 +39,7 @@ _MAX_READ = 2**26
 class FileReader(Reader):
     """Reads files. Their paths are one gather and one dense input of the pipeline.
 
-    A file's header is read when its row is first requested, and stored. For a pipeline of encoded files, each file is
-    read whole at once, and its header is parsed. Then it is opened once and not twice, which takes more of the
-    interpreter's lock. That is for network file systems, where each opening is a request to the server.
+    A file's header is read when its row is first requested, and stored.
 
     Args:
         source: The files.
@@ -67,52 +61,6 @@ class FileReader(Reader):
     def __reduce__(self) -> tuple[type[FileReader], tuple[Source, bool]]:
         # Another process reads the headers again, because the table is as long as the dataset.
         return FileReader, (self.source, self.adjust_orientation)
-
-    @cached_property
-    def _is_on_network(self) -> bool:
-        return len(self.source) > 0 and machine.is_on_network(self.path(0))
-
-    @property
-    def reads_once(self) -> bool:
-        return self._is_on_network and not self.table.is_full
-
-    def bind_draws(self, draws: Draws, plan: Plan) -> Reader:
-        return EncodedBatch(self, self.read_files) if plan.input_kind is InputKind.ENCODED else self
-
-    def read_files(self, rows: Sequence[int]) -> list[EncodedFile]:
-        """Return the bytes and headers of some files. Their headers are known then.
-
-        Raises:
-            SampleError: One of them is missing, no image, or truncated.
-        """
-        files: list[EncodedFile] = []
-
-        def read() -> int:
-            files.extend(map(self.read_whole, rows))
-            return len(files)
-
-        self._header_reader.measure(read)
-        files = self._validator.validate(files)
-        for row, (_, header) in zip(rows, files, strict=True):
-            if not header.native:
-                self.table.mark_pil_only(row)
-        return files
-
-    def read_whole(self, row: int) -> EncodedFile:
-        """Return the bytes of a file and its header, which is known then.
-
-        Raises:
-            SampleError: The file is missing, no image, or truncated.
-        """
-        if black := self.black(row):
-            data = encode_ppm(black)
-            return data, Header(black.height, black.width, len(data), jpeg=False, native=False)
-        with self.blame(row, "read as an image"):
-            data, modified = read_file(self.path(row))
-            header = parse_header(data.data, self.adjust_orientation)._replace(modified=modified)
-        self.table.update(row, header)
-        self.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
-        return data, header
 
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of samples for DALI, padded with NUL."""

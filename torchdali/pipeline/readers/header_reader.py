@@ -19,13 +19,11 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.exceptions import is_raised_by_dali
-from torchdali.sources import HEADER_BYTES, Header, open_file
+from torchdali.sources import HEADER_BYTES, open_file
 
-__all__ = ["EncodedFile", "FirstBytes", "HeaderReader", "HeaderValidator"]
+__all__ = ["FirstBytes", "HeaderReader", "HeaderValidator"]
 
 Bytes = npt.NDArray[np.uint8]
-EncodedFile = tuple[Bytes, Header]
-"""The bytes of a file, and its header."""
 _PATIENCE, _QUICK = 5e-3, 3e-5
 """Seconds that one thread may read a batch, and more for each file. A file in the page cache takes 4 us."""
 _CHUNK = 16
@@ -116,16 +114,12 @@ class HeaderReader:
         return scan
 
     def _read_timed(self, first: FirstBytes, begin: int, end: int, patience: float = math.inf) -> int:
-        return begin + self.measure(lambda: first.read(begin, end, patience) - begin)
-
-    def measure(self, read: Callable[[], int]) -> int:
-        """Call ``read``, which returns how many files it has read. Remember how long it waited for them."""
         start, cpu_start = perf_counter(), thread_time()
-        count = read()
+        end = first.read(begin, end, patience)
         waited = perf_counter() - start - (thread_time() - cpu_start)
-        if count >= _MIN_MEASURED and len(self._waits) < _NUM_WARMUP + _NUM_MEASURED:
-            self._waits.append(max(0.0, waited) / count)
-        return count
+        if end - begin >= _MIN_MEASURED and len(self._waits) < _NUM_WARMUP + _NUM_MEASURED:
+            self._waits.append(max(0.0, waited) / (end - begin))
+        return end
 
     @property
     def wait(self) -> float:
@@ -169,15 +163,6 @@ class HeaderValidator(lifecycle.Resource):
         # It stays on, because iterators rely on it.
         self.is_on = self.is_on or (self.device.type == "cuda" and not has_read)
         return self.is_on
-
-    def validate(self, files: list[EncodedFile]) -> list[EncodedFile]:
-        """Return files with their headers. One that DALI refuses is not native. It is not asked about JPEGs."""
-        if self.is_on:
-            asked = [i for i, (_, header) in enumerate(files) if header.native and not header.jpeg]
-            for i in self.find_refused([files[i][0] for i in asked]):
-                data, header = files[asked[i]]
-                files[asked[i]] = data, header._replace(native=False)
-        return files
 
     def find_refused(self, files: Sequence[Bytes]) -> list[int]:
         """Return the positions of the files whose headers DALI refuses.

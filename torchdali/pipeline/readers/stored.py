@@ -103,7 +103,7 @@ class StoredReader(EncodedReader):
             headers.known[~headers.jpeg] = False  # DALI is asked about these, with all bytes of them
         self.table.update_many(rows, headers, lengths)
         others: list[int] = np.flatnonzero(~headers.known).tolist()
-        found = self._validator.validate([(files[i], self._parse_header(int(rows[i]), files[i])) for i in others])
+        found = self.validate([(files[i], self._parse_header(int(rows[i]), files[i])) for i in others])
         for i, (_, header) in zip(others, found, strict=True):
             self.table.update(int(rows[i]), header)
 

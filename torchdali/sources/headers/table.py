@@ -87,12 +87,6 @@ class HeaderTable:
         return not self._sizes[:, 0].any()
 
     @property
-    def is_full(self) -> bool:
-        """Whether the headers of all samples are known."""
-        sizes: Any = self._sizes[:, 0] if self._files is None else self._sizes[self._files, 0]
-        return bool(sizes.all())
-
-    @property
     def has_stamps(self) -> bool:
         """Whether the table has :meth:`stamps`."""
         return self._modified is not None
