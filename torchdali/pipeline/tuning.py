@@ -97,7 +97,7 @@ class Threads:
         return min(self._cores, max(_FEW, math.ceil(_MORE * non_engine)))
 
     def _is_storage_slow(self, stats: InputStats) -> bool:
-        return self._reads and stats.wait > _SLOW
+        return self._reads and (stats.wait > _SLOW or (stats.is_on_network and not stats.wait))
 
     def explain(self, stats: InputStats = NO_INPUT_STATS) -> str:
         """Return the reason for the number, for ``explain()``."""
@@ -106,6 +106,8 @@ class Threads:
             return "num_workers"
         cores = f"{self._cores} cores that this process may use"
         if self._is_storage_slow(stats) and self._count_working(non_engine) < WAITING:
+            if not stats.wait:
+                return f"chosen: files lie on a network file system, whose speed is not known yet; of {cores}"
             return f"chosen: storage keeps a thread waiting {stats.wait * 1000:.1f} ms for a file; of {cores}"
         if not self._gpu:
             return f"chosen: the {cores}"

@@ -77,11 +77,13 @@ class InputStats(NamedTuple):
 
     Attributes:
         non_engine: Share of files that the GPU's JPEG engine does not decode.
-        wait: Seconds for which a thread waits for one file from the storage.
+        wait: Seconds for which a thread waits for one file from the storage; 0 if it is not measured yet.
+        is_on_network: Whether the files lie on a network file system.
     """
 
     non_engine: float = 0.0
     wait: float = 0.0
+    is_on_network: bool = False
 
 
 NO_INPUT_STATS = InputStats()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -73,6 +74,30 @@ def test_where_storage_is_slow_as_many_threads_wait_for_it_as_read_headers(card:
     assert Threads(0, CUDA, InputKind.ENCODED).choose(slow) == 4, "nothing is read"
     assert Threads(2, CUDA, InputKind.FILES).choose(slow) == 2
     assert Threads(2, CUDA, InputKind.FILES).explain(slow) == "num_workers"
+
+
+def test_a_network_file_system_is_taken_as_slow_until_it_is_measured(card: Any) -> None:
+    card(True)
+    threads = Threads(0, CUDA, InputKind.FILES)
+    stats = [InputStats(wait=wait, is_on_network=True) for wait in (0.0, 0.0029, 0.0052)]
+    assert [*map(threads.choose, stats)] == [16, 4, 16]
+    assert threads.explain(stats[0]).startswith("chosen: files lie on a network file system, whose speed is not known")
+    assert Threads(0, CUDA, InputKind.ENCODED).choose(stats[0]) == 4, "nothing is read"
+
+
+@pytest.mark.parametrize("paths", [[b"/data/a.jpg", b"/other/b.jpg"], [b"a.jpg"]])
+def test_the_folder_of_the_first_file_tells_where_files_lie(
+    monkeypatch: pytest.MonkeyPatch, paths: list[bytes]
+) -> None:
+    folders: list[str] = []
+    monkeypatch.setattr(machine, "is_on_network", lambda folder: not folders.append(folder))
+    reader = HeaderReader()
+    assert not reader.is_on_network, "nothing was asked for"
+    with ThreadPoolExecutor(1) as pool:
+        for some in (paths, [b"/later/c.jpg"]):
+            reader.scan(some, lambda first: None, lambda: pool).wait()
+    assert reader.is_on_network
+    assert folders == ["/data" if len(paths) == 2 else "."]
 
 
 def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:

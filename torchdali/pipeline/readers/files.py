@@ -177,7 +177,7 @@ class FileReader(Reader):
             return read_header(self.path(row), self.adjust_orientation)
 
     def input_stats(self) -> InputStats:
-        return InputStats(self.table.non_engine_share(), self._header_reader.wait)
+        return InputStats(self.table.non_engine_share(), self._header_reader.wait, self._header_reader.is_on_network)
 
     def file_bytes(self, rows: IntArray) -> IntArray:
         return self.table.lengths(rows)

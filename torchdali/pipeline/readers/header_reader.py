@@ -17,7 +17,7 @@ import torch
 
 from torchdali.pipeline import graph
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.runtime import devices, lifecycle
+from torchdali.runtime import devices, lifecycle, machine
 from torchdali.runtime.exceptions import is_raised_by_dali
 from torchdali.sources import HEADER_BYTES, open_file
 
@@ -85,9 +85,11 @@ class HeaderReader:
     def __init__(self) -> None:
         self._turn = Lock()
         self._waits: list[float] = []
+        self._folder = b""
 
     def scan(self, paths: Sequence[bytes], use: Callable[[FirstBytes], None], pool: Callable[[], Executor]) -> Scan:
         """Start to read a batch in the threads of ``pool()``, which then call ``use`` once."""
+        self._folder = self._folder or os.path.dirname(paths[0]) or b"."  # noqa: PTH120 - bytes
         first, scan, left, count = FirstBytes(paths), Scan([], lambda _: None, pool), [len(paths)], Lock()
 
         def begin(_: Sequence[int]) -> None:
@@ -129,6 +131,11 @@ class HeaderReader:
         """
         waits = self._waits[_NUM_WARMUP:]
         return median(waits) if len(waits) >= _NUM_MEASURED else 0.0
+
+    @property
+    def is_on_network(self) -> bool:
+        """Return whether the first file that was asked for lies on a network file system."""
+        return bool(self._folder) and machine.is_on_network(os.fsdecode(self._folder))
 
 
 class HeaderValidator(lifecycle.Resource):
