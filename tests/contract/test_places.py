@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pytest
 import torch
 from conftest import encoded, same
+from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -19,6 +22,8 @@ from torchdali import DALILoader, SampleError
 from torchdali.datasets import Zip
 from torchdali.datasets.shards import Shards
 from torchdali.pipeline.engine import PipelineRunner
+from torchdali.sources import Source
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 
 CHAIN = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
 MAKE: list[Callable[[PIL.Image.Image], bytes]] = [
@@ -85,6 +90,96 @@ def test_a_black_image_takes_the_place_of_a_damaged_one(folder: Path, tmp_path: 
         assert not ours[i][0][rows].any()
     with pytest.raises(SampleError, match=rf"sample {bad} \(.*all.zip, .*\): it cannot be decoded"):
         collect(shards, device)
+
+
+def test_a_damaged_webp_is_as_bad_as_in_a_file_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """DALI's decoder reads on into what follows it. Which damages are found there depends on that."""
+    images = ImageFolder(folder, CHAIN)
+    webps = [i for i, (path, _) in enumerate(images.samples) if Path(path).read_bytes()[8:12] == b"WEBP"]
+    rng = np.random.default_rng(0)
+
+    def damage(number: int, data: bytes) -> bytes:
+        changed = bytearray(data)
+        if number in webps:
+            changed[rng.integers(30, len(data))] ^= int(rng.integers(1, 256))
+        return bytes(changed)
+
+    for turn in range(6):
+        shards = write_zip(tmp_path / f"{turn}.zip", images, damage)
+        loader = DALILoader(shards, 16, seed=3, device="cpu", on_error="skip")
+        list(loader)
+        assert sorted(error.index for error in loader.errors) == [i for i in webps if is_bad(shards, i)]
+
+
+def is_bad(dataset: Any, index: int) -> bool:
+    try:
+        dataset[index]
+    except OSError:
+        return True
+    return False
+
+
+class Mirrored(Zip):
+    """A user's class that changes the files."""
+
+    def read(self, rows: Any) -> Any:
+        return [np.frombuffer(encoded(mirror(data), "PNG"), np.uint8) for data in super().read(rows)]
+
+
+def mirror(data: Any) -> PIL.Image.Image:
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        return PIL.ImageOps.mirror(image.convert("RGB"))
+
+
+class Views(Dataset[Any]):
+    """A user's dataset whose source is mapped, and has no places."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.folder, self.transform = folder, folder.transform
+        self.files = [Path(path).read_bytes() for path, _ in folder.samples]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.folder[index]
+
+    def torchdali_source(self) -> Source:
+        return ViewsSource(self)
+
+
+class ViewsSource(Source):
+    is_mapped = True
+
+    def __init__(self, dataset: Views) -> None:
+        self._dataset, self.transform = dataset, dataset.transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, rows: Any) -> list[bytes]:
+        return [self._dataset.files[row] for row in rows.tolist()]
+
+    def target(self, row: int) -> int:
+        return self._dataset.folder.targets[row]
+
+    def name(self, row: int) -> str:
+        return str(row)
+
+    def headers(self) -> HeaderTable:
+        return HeaderTable(HeaderColumns.unknown(len(self)))
+
+
+@pytest.mark.parametrize("kind", [Mirrored, Views])
+def test_what_users_read_has_no_places(pictures: Path, tmp_path: Path, kind: Any) -> None:
+    chain = v2.Compose([v2.CenterCrop(20), v2.ToImage()])
+    folder = ImageFolder(pictures, chain)
+    write_zip(tmp_path / "all.zip", folder)
+    dataset = Mirrored(str(tmp_path / "all.zip"), transform=chain) if kind is Mirrored else Views(folder)
+    loader = DALILoader(dataset, 4, device="cpu")
+    assert loader._is_native
+    for _ in range(2):
+        assert same(list(loader), list(DataLoader(dataset, 4)))
 
 
 def test_places_are_found_once_and_before_their_batch_has_room(

@@ -46,7 +46,7 @@ class EncodedDataset(Dataset[Any]):
 
     Attributes:
         parts: The names of the parts that are the label; none if the label is a function or nothing.
-        is_mapped: Whether :meth:`find` tells where images lie in mapped memory, and so takes no time.
+        is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
         client: Reads the images if they lie in an object store; None if they are files.
         has_parts_in_data: Whether :meth:`parts_in` needs what was fetched for the image.
         integers: The parts that are integers in all samples, by name.
@@ -152,6 +152,7 @@ class EncodedSource(Source):
 
     def __init__(self, dataset: EncodedDataset) -> None:
         self._dataset, self.transform, self.is_mapped = dataset, dataset.transform, dataset.is_mapped
+        self.has_places = self.is_mapped and _finds_what_it_reads(type(dataset))
         self.is_pair = isinstance(dataset.label, str) or callable(dataset.label)
 
     def __len__(self) -> int:
@@ -258,3 +259,8 @@ class RemoteSource(EncodedSource):
             if cache:
                 cache.add(keys[i], content)
         return cast("list[Bytes]", contents)
+
+
+def _finds_what_it_reads(kind: type[EncodedDataset]) -> bool:
+    """Return whether no subclass has changed what ``read`` returns, and not ``find``."""
+    return next("find" in vars(one) for one in kind.__mro__ if "read" in vars(one))

@@ -22,7 +22,7 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 class HuggingFace(EncodedDataset):
     """Images in a column of a ``datasets.Dataset``, opened as ``ImageFolder`` opens files: RGB, not turned by EXIF.
 
-    ``DALILoader`` reads the column as views of the mapped Arrow file, without worker processes. The dataset may have
+    DALI cuts the images out of the mapped Arrow file, without worker processes of the loader. The dataset may have
     been selected, shuffled, filtered or split. Its format and ``set_transform`` do not matter.
 
     Args:

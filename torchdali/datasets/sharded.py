@@ -28,7 +28,7 @@ _OPENED = ("index", "shards", "integers", "_objects")
 
 
 class ShardedDataset(EncodedDataset):
-    """Images in shards. ``DALILoader`` reads them without a copy, and in any order.
+    """Images in shards. ``DALILoader`` reads them in any order, without worker processes.
 
     Args:
         shards: The files: a path, a pattern such as ``"train-{000..146}.tar"`` or ``"train-*.tar"``, or several.

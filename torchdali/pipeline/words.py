@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from torchdali.sources.places import Bytes, Places
+from torchdali.sources.places import WORD, Bytes, Places
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["WORD", "WordTensors"]
+__all__ = ["WordTensors"]
 
-WORD = 8
-"""Bytes of a word."""
 _MAX_TENSORS = 2**16
 """Most tensors that are kept: 8 for each of 8,192 shards."""
 
@@ -37,7 +35,7 @@ class WordTensors:
     def cut(self, places: Places) -> tuple[list[Any], IntArray, IntArray]:
         """Return for each file a tensor of words, ``(N, 1)`` the word where it begins, and ``(N, 1)`` its words.
 
-        Up to seven bytes of what follows the file come with it. Decoders do not look at them.
+        Up to seven bytes of what follows a file come with it. For files that PIL reads that changes no pixel.
         """
         begins, shifts = np.divmod(places.starts, WORD)
         counts = -(-places.lengths // WORD)
@@ -61,8 +59,14 @@ class WordTensors:
         return self._tensors[key]
 
     def _copy(self, places: Places, i: int, count: int) -> Any:
-        """Return a tensor of one file alone, padded with 0: it ends with its array, or its array will not last."""
+        """Return a tensor of one file alone, because it ends with its array, or its array will not last.
+
+        It is padded with 0, unless it has whole words. Images that PIL has decoded are long, and have.
+        """
         start, length = int(places.starts[i]), int(places.lengths[i])
+        file = places.arrays[i][start : start + length]
+        if length == count * WORD and file.flags.c_contiguous:
+            return self._make(file.view(np.int64))
         words = np.zeros(count, np.int64)
-        words.view(np.uint8)[:length] = places.arrays[i][start : start + length]
+        words.view(np.uint8)[:length] = file
         return self._make(words)

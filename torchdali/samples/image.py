@@ -19,6 +19,7 @@ from torchdali.samples.on_error import limit_size
 from torchdali.samples.pil import PILHeader, read_pil_header
 from torchdali.sources import UNREADABLE, Header, error_text, is_system_fault, parse_header, read_header
 from torchdali.sources.headers.metadata import turn_info
+from torchdali.sources.places import WORD
 from torchdali.transforms.spec import First, InputKind, Spec
 
 __all__ = [
@@ -297,6 +298,7 @@ def encode_ppm(image: PIL.Image.Image) -> _Bytes:
     """Encode an image as PPM, which DALI decodes to the same pixels."""
     stream = io.BytesIO()
     image.save(stream, format="PPM")
+    stream.write(bytes(-stream.tell() % WORD))  # so that no copy is made to take it as words
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 

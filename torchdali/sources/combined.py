@@ -61,6 +61,7 @@ class CombinedSource(Source):
         self.num_frames, self.label_spec = first.num_frames, first.label_spec
         self.is_pair = all(source.is_pair for source in sources)
         self.is_mapped = all(source.is_mapped for source in sources)
+        self.has_places = all(source.has_places for source in sources)
         self.is_remote = any(source.is_remote for source in sources)
         self._are_alike = len({(type(source), source.is_pair) for source in sources}) == 1
         self.annotations = frozenset[type]().union(*(source.annotations for source in sources))

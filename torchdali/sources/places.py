@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Bytes", "Places", "join"]
+__all__ = ["WORD", "Bytes", "Places", "join"]
 
 Bytes = npt.NDArray[np.uint8]
+WORD = 8
+"""DALI copies as many bytes at a time. Images that PIL has decoded are multiples of it."""
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 

@@ -82,7 +82,8 @@ class Source(ABC):
         spec: The images as the first transform gets them. ``InputKind.PIXELS`` needs its ``size``.
         transform: The dataset's own transform, or None. It comes before the loader's ``transform=``.
         resident: Whether :meth:`read` returns tensors on the GPU.
-        is_mapped: Whether :meth:`find` tells where files lie in mapped memory, and so takes no time.
+        is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
+        has_places: Whether :meth:`find` tells where the files lie that :meth:`read` returns.
         num_frames: Number of frames of each sample, if samples are videos; else 0.
         is_pair: Whether a sample is a pair of image and target. If not, :meth:`make_sample` makes it.
         annotations: Types of the ``tv_tensors`` in targets that move with the images: ``BoundingBoxes``, ``Mask`` and
@@ -99,6 +100,7 @@ class Source(ABC):
     transform: Any = None
     resident: bool = False
     is_mapped: bool = False
+    has_places: bool = False
     num_frames: int = 0
     is_pair: bool = True
     annotations: frozenset[type] = frozenset()
@@ -125,7 +127,7 @@ class Source(ABC):
         """
 
     def find(self, rows: IntArray) -> Places:
-        """Return where the files of some samples lie in memory, which stays. Called if :attr:`is_mapped`."""
+        """Return where the files of some samples lie in memory, which stays. Only sources with places have it."""
         raise NotImplementedError
 
     @abstractmethod

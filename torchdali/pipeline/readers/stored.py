@@ -35,7 +35,7 @@ class StoredReader(EncodedReader):
 
     def __init__(self, source: Source, table: HeaderTable) -> None:
         super().__init__(source)
-        self.table, self.gives_places = table, source.is_mapped
+        self.table, self.gives_places = table, source.has_places
 
     def __reduce__(self) -> tuple[type[StoredReader], tuple[Source, HeaderTable | None]]:
         # Another process reads the headers again, because the table is as long as the dataset.
@@ -65,17 +65,19 @@ class StoredReader(EncodedReader):
         return files
 
     def find_places(self, rows: IntArray, others: Mapping[int, Bytes]) -> Places:
-        """Return where the files of some rows lie. By position, ``others`` and black images take the place of some.
+        """Return where the files of some rows lie. By position, ``others`` take the place of some.
 
         Raises:
             SampleError: One of them cannot be read.
         """
-        if not others and not self._black:
+        if not others:
             return self.read_rows(rows, self.source.find)
-        black = {i: self._black[row] for i, row in enumerate(rows.tolist()) if row in self._black}
-        others = {**black, **others}
         own = np.delete(np.arange(len(rows)), list(others))
         return join(len(rows), [(own, self.read_rows(rows[own], self.source.find))], others)
+
+    def find_black(self, rows: IntArray) -> dict[int, Bytes]:
+        """Return the black images that take the place of some rows, by row."""
+        return {row: self._black[row] for row in rows.tolist() if row in self._black} if self._black else {}
 
     def find_touched(self, rows: IntArray) -> IntArray:
         """Return the rows whose bytes are read here, and not by DALI alone: of those with known headers very few."""
@@ -110,6 +112,9 @@ class StoredReader(EncodedReader):
     def _parse_header(self, row: int, file: Bytes) -> Header:
         with self.blame(row, "decoded"):
             header = parse_header(file.data)
+        if self.gives_places and header.native and file[8:12].tobytes() == b"WEBP":
+            with self.blame(row, "decoded"):  # DALI decodes a damaged one, to what follows it in the shard
+                decode_to_ppm(file)
         if not header.native and self.source.loses_bits(row):
             raise self.error(row, "it has more than 8 bits, and RGB has 8; give the loader images=, its column")
         return header
@@ -157,14 +162,15 @@ class _StoredBatch(EncodedBatch):
         self._stored = owner
         self._parts: dict[int, Any] = {}
         self._found: tuple[IntArray, Places] | None = None
+        self._black: dict[int, Bytes] = {}
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the files, in the threads of ``pool()``; here if they are mapped and have been read before."""
         if self._stored.needs_threads(rows):
             return Scan(np.unique(rows).tolist(), self._read, pool, _CHUNK)
         self._read(rows.tolist())
-        if self._stored.gives_places:  # now, because it also tells the system what will be read
-            self._found = rows, self._stored.find_places(rows, {})
+        if self._stored.gives_places and not self._stored.find_black(rows):
+            self._found = rows, self._stored.find_places(rows, {})  # now, because it also lets a disk read ahead
         return Scan([], self._read, pool)
 
     def _read(self, rows: Sequence[int]) -> None:
@@ -186,11 +192,13 @@ class _StoredBatch(EncodedBatch):
         self.decode_with_pil(row)
 
     def read_inputs(self, rows: IntArray, pixels: Mapping[int, Bytes], resources: ExitStack) -> Any:
-        if self._found and not pixels and np.array_equal(rows, self._found[0]):
+        if not self._stored.gives_places:
+            return super().read_inputs(rows, pixels, resources)
+        black = self._black and {i: self._black[row] for i, row in enumerate(rows.tolist()) if row in self._black}
+        others = {**black, **pixels}
+        if self._found and not others and np.array_equal(rows, self._found[0]):
             return self._found[1]
-        if self._stored.gives_places:
-            return self._stored.find_places(rows, pixels)
-        return super().read_inputs(rows, pixels, resources)
+        return self._stored.find_places(rows, others)
 
     def file_bytes(self, rows: IntArray) -> IntArray:
         """Return ``(N,)`` the bytes of the files that DALI copies."""
@@ -202,6 +210,7 @@ class _StoredBatch(EncodedBatch):
         return self.source.make_target(self._parts.pop(row))  # a sample that comes twice has two targets
 
     def sizes(self, rows: IntArray) -> IntArray:
+        self._black = self._stored.find_black(rows)  # another epoch may try the rows again before these are fed
         return self._stored.sizes(rows)
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
