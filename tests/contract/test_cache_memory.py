@@ -6,12 +6,14 @@ import os
 
 import pytest
 import torch
+from conftest import encoded as encoded_as
 from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
+from PIL import Image
 
 from torchdali.pipeline.cache import encoded as files_cache
 from torchdali.pipeline.cache.decoded import DecodedCache
 from torchdali.pipeline.cache.encoded import EncodedCache
-from torchdali.pipeline.readers import encoded
+from torchdali.pipeline.readers import FileReader, encoded
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -88,3 +90,13 @@ def test_a_file_that_comes_in_parts(whole, tmp_path, monkeypatch):
     data, modified = files_cache.read_file(str(path))
     assert data.tobytes() == path.read_bytes()[: None if whole else 130]
     assert modified == path.stat().st_mtime_ns
+
+
+def test_what_is_kept_is_checked_and_not_the_file_once_more(tmp_path, monkeypatch):
+    for path in folder(tmp_path, 4):
+        with Image.open(path) as image:
+            path.write_bytes(encoded_as(image, "JPEG") + b"more")
+    monkeypatch.setattr(FileReader, "load", lambda self, row: pytest.fail("opened again"))
+    loader = loader_of(tmp_path, CROPPED, 4, cache="host", device="cpu")
+    assert [len(images) for images, _ in loader] == [4]
+    loader.close()
