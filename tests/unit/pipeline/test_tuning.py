@@ -122,6 +122,15 @@ def test_readings_tell_how_long_threads_wait_for_a_file(monkeypatch: pytest.Monk
     assert reader.wait == expected, "of the first readings"
 
 
+def test_small_batches_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, first = HeaderReader(), FirstBytes([])
+    for number in range(256):
+        assert reader.wait == 0.0, f"of {number} batches of 4"
+        late(monkeypatch, 0.3, 0.2)
+        reader._read_timed(first, 0, 4, 0.0)
+    assert reader.wait == pytest.approx((0.3 - 0.2) / 4)
+
+
 def test_threads_are_chosen_for_slow_storage_from_the_second_epoch_on(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
