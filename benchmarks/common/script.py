@@ -1,7 +1,9 @@
 """Command lines and result files of the studies, which the harness does not run."""
 
 import argparse
+import json
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -65,3 +67,15 @@ class Results:
         self.whole["machine"] = report.describe_machine(self.runs, self._args.commit)
         self.whole["total_seconds"] = round(time.perf_counter() - self._started, 1)
         self._write(self.whole, self._args.out, self._args.name)
+
+
+def main(
+    work: Callable[[dict[str, Any]], None],
+    run: Callable[[argparse.Namespace], object],
+    parse: Callable[[list[str]], argparse.Namespace],
+) -> None:
+    """Do what the command line asks for: a study, or with ``--worker`` what one of its processes does."""
+    if sys.argv[1:2] == ["--worker"]:
+        work(json.loads(sys.argv[2]))
+    else:
+        run(parse(sys.argv[1:]))

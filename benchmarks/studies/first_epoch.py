@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, report
-from benchmarks.common.script import Results, make_parser, parse_args
+from benchmarks.common.script import Results, main, make_parser, parse_args
 
 CASES = {"alone": "the loader alone", "resnet18": "beside a step of ResNet-18"}
 _WARMUP = 16
@@ -131,7 +131,4 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--worker":
-        work(json.loads(sys.argv[2]))
-    else:
-        run(parse(sys.argv[1:]))
+    main(work, run, parse)
