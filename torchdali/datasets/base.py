@@ -262,5 +262,5 @@ class RemoteSource(EncodedSource):
 
 
 def _finds_what_it_reads(kind: type[EncodedDataset]) -> bool:
-    """Return whether no subclass has changed what ``read`` returns, and not ``find``."""
+    """Return whether the class that defines ``read`` defines ``find``, too. A subclass may change what is read."""
     return next("find" in vars(one) for one in kind.__mro__ if "read" in vars(one))

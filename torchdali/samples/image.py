@@ -298,7 +298,7 @@ def encode_ppm(image: PIL.Image.Image) -> _Bytes:
     """Encode an image as PPM, which DALI decodes to the same pixels."""
     stream = io.BytesIO()
     image.save(stream, format="PPM")
-    stream.write(bytes(-stream.tell() % WORD))  # so that no copy is made to take it as words
+    stream.write(bytes(-stream.tell() % WORD))  # whole words are fed without a copy
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 

@@ -14,7 +14,7 @@ from torchdali.pipeline.cache.base import FileCache, choose_budget, scan_patienc
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
-from torchdali.samples.image import decode_to_ppm, encode_ppm
+from torchdali.samples.image import encode_ppm
 from torchdali.sources import Header, parse_header, read_file
 from torchdali.transforms.spec import IntArray
 
@@ -71,9 +71,8 @@ class EncodedCache(FileCache):
             data, modified = read_file(files.path(row))
             header = parse_header(data.data, files.adjust_orientation)._replace(modified=modified)
         files.table.update(row, header)
-        if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":
-            with files.blame(row, "decoded"):  # a GPU's JPEG engine fills the missing part with grey, silently
-                decode_to_ppm(data)
+        if header.jpeg and header.native:
+            files.check_complete(row, data)
         self._add(row, data, header)
         return data, header
 

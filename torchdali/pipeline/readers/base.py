@@ -15,6 +15,7 @@ import torch
 from torchdali.errors import SampleError
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers.scan import Scan
+from torchdali.samples.image import decode_to_ppm
 from torchdali.samples.on_error import BLACK_IMAGE, find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
@@ -89,6 +90,15 @@ class Reader:
     def blame(self, row: int, what: str) -> Blame:
         """Return a context that turns what reading a file raises into a SampleError: "it cannot be ``what``"."""
         return Blame(self, row, what)
+
+    def check_complete(self, row: int, file: npt.NDArray[np.uint8]) -> None:
+        """Raise SampleError if a JPEG is truncated: a GPU's JPEG engine fills the missing part with grey, silently.
+
+        A file that ends in an end-of-image marker is complete. PIL decodes others.
+        """
+        if file[-2:].tobytes() != b"\xff\xd9":
+            with self.blame(row, "decoded"):
+                decode_to_ppm(file)
 
     def pil_header(self, row: int) -> PILHeader | None:
         """Return what the PIL image of a sample has besides pixels; None if there is none, or it cannot be read."""
