@@ -85,7 +85,7 @@ class HeaderReader:
     def __init__(self) -> None:
         self._turn = Lock()
         self._waits: list[float] = []
-        self._waited, self._num_read = 0.0, 0  # since the last of them
+        self._unmeasured = 0.0, 0  # seconds waited for files since the last of them, and these files
         self._folder = b""
 
     def scan(self, paths: Sequence[bytes], use: Callable[[FirstBytes], None], pool: Callable[[], Executor]) -> Scan:
@@ -120,10 +120,11 @@ class HeaderReader:
         start, cpu_start = perf_counter(), thread_time()
         end = first.read(begin, end, patience)
         waited = perf_counter() - start - (thread_time() - cpu_start)
-        self._waited, self._num_read = self._waited + max(0.0, waited), self._num_read + end - begin
-        if self._num_read >= _MIN_MEASURED and len(self._waits) < _NUM_WARMUP + _NUM_MEASURED:
-            self._waits.append(self._waited / self._num_read)
-            self._waited, self._num_read = 0.0, 0
+        waited, count = self._unmeasured[0] + max(0.0, waited), self._unmeasured[1] + end - begin
+        if count >= _MIN_MEASURED and len(self._waits) < _NUM_WARMUP + _NUM_MEASURED:
+            self._waits.append(waited / count)
+            waited, count = 0.0, 0
+        self._unmeasured = waited, count  # of several threads, one may be lost
         return end
 
     @property
