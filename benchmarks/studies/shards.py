@@ -3,9 +3,11 @@
     python -m benchmarks.studies.shards --images 8192 --cores 16,4 --kinds tar,zip,tfrecord,recordio,lmdb
 
 Pictures are written into each kind of store once. The datasets are iterated by turns over a few epochs, so that all
-meet the same state of the machine, and the median of the turns counts. All batches are on the GPU, after a random
-resized crop, a flip and the normalization. Without a GPU the numbers mean nothing. ``--cold`` drops the files from the
-page cache before each epoch, which then reads the disk under ``--root``.
+meet the same state of the machine, and the median of the turns counts. A loader is faster or slower than another one
+of the same files for all its life. So ``--loaders 3`` makes three of each kind, and compares with the mean of the
+image folder's. All batches are on the GPU, after a random resized crop, a flip and the normalization. Without a GPU
+the numbers mean nothing. ``--cold`` drops the files from the page cache before each epoch, which then reads the disk
+under ``--root``.
 """
 
 import argparse
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="read the disk")
     parser.add_argument("--repeats", type=int, default=1, help="how often an epoch lists each picture")
     parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--loaders", type=int, default=1, help="how many of each kind [1]")
     args = parser.parse_args()
     root = args.root or data.default_root(args.images, in_memory=not args.cold)
     data.make(root, args.images)
@@ -71,21 +74,24 @@ def main() -> None:
 
 
 def measure(datasets: dict[str, Any], args: argparse.Namespace, files: Iterable[Path], cores: int) -> None:
-    """Print images/s of each dataset, and its ratio to the first."""
+    """Print images/s of each loader, and its ratio to the image folder's."""
     loaders = {
-        name: DALILoader(dataset, args.batch_size, shuffle=True, drop_last=True) for name, dataset in datasets.items()
+        (name, number): DALILoader(dataset, args.batch_size, shuffle=True, drop_last=True)
+        for name, dataset in datasets.items()
+        for number in range(args.loaders)
     }
-    speeds: dict[str, list[float]] = {name: [] for name in loaders}
+    speeds: dict[tuple[str, int], list[float]] = {key: [] for key in loaders}
     for turn in range(args.turns + 1):  # the first warms up
-        for name, loader in loaders.items():
+        for key in reversed(loaders) if turn % 2 else loaders:
             if args.cold:
                 drop(files)
-            speed = run_epoch(loader)
+            speed = run_epoch(loaders[key])
             if turn:
-                speeds[name].append(speed)
-    base = next(iter(speeds))
-    for name, turns in speeds.items():
-        ratio = statistics.median(own / other for own, other in zip(turns, speeds[base], strict=True))
+                speeds[key].append(speed)
+    base = next(iter(datasets))
+    bases = [statistics.mean(turn) for turn in zip(*(speeds[base, i] for i in range(args.loaders)), strict=True)]
+    for (name, _), turns in speeds.items():
+        ratio = statistics.median(own / other for own, other in zip(turns, bases, strict=True))
         spread = f"{min(turns):,.0f} to {max(turns):,.0f}"
         print(f"{cores:3} cores  {name:30} {statistics.median(turns):9,.0f} images/s ({spread})  ratio {ratio:.3f}")
     for loader in loaders.values():
