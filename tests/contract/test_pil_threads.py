@@ -19,8 +19,8 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import Tar
-from torchdali.pipeline.readers import files
-from torchdali.pipeline.readers.files import MemoryFile
+from torchdali.pipeline.readers import memory_files
+from torchdali.pipeline.readers.memory_files import MemoryFile
 from torchdali.runtime import machine
 
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
@@ -104,10 +104,10 @@ def test_few_files_in_memory_are_open_at_once(datasets: Any, monkeypatch: pytest
 
 def test_a_file_in_memory_is_closed_after_its_module_has_lost_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the end of Python, if an epoch was left early."""
-    file = MemoryFile(PIL.Image.new("RGB", (2, 2)))
+    file = MemoryFile.save(PIL.Image.new("RGB", (2, 2)))
     path = file.path
     assert os.path.exists(path)  # noqa: PTH110 - bytes
-    monkeypatch.setattr(files, "os", None)
+    monkeypatch.setattr(memory_files, "os", None)
     file.__del__()
     assert not os.path.exists(path)  # noqa: PTH110
 

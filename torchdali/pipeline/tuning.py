@@ -39,9 +39,6 @@ _MORE = 56
 WAITING = 16
 """Number of threads that read headers, or files from slow storage. Each waits for one file and uses no core."""
 
-_SLOW = 3e-3
-"""Storage is slow if a thread waits for a file for more seconds than this: ``benchmarks/results/levers-h200.md``."""
-
 _PREFETCH_DEPTH = 6
 
 _PINNED_BATCHES = 4
@@ -97,7 +94,7 @@ class Threads:
         return min(self._cores, max(_FEW, math.ceil(_MORE * non_engine)))
 
     def _is_storage_slow(self, stats: InputStats) -> bool:
-        return self._reads and (stats.wait > _SLOW or (stats.is_on_network and not stats.wait))
+        return self._reads and stats.is_slow
 
     def explain(self, stats: InputStats = NO_INPUT_STATS) -> str:
         """Return the reason for the number, for ``explain()``."""

@@ -4,6 +4,7 @@ from torchdali.sources.adopters import describe_dataset_state, from_dataset
 from torchdali.sources.folder import FileSource
 from torchdali.sources.headers.header import (
     HEADER_BYTES,
+    OPEN_FLAGS,
     UNREADABLE,
     Header,
     error_text,
@@ -20,6 +21,7 @@ from torchdali.transforms.spec import InputKind, Spec
 
 __all__ = [
     "HEADER_BYTES",
+    "OPEN_FLAGS",
     "UNREADABLE",
     "FileSource",
     "Header",

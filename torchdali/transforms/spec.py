@@ -72,6 +72,10 @@ class SampleTransformError(Exception):
         self.row = row
 
 
+_SLOW = 3e-3
+"""Storage is slow if a thread waits for a file for more seconds than this: ``benchmarks/results/levers-h200.md``."""
+
+
 class InputStats(NamedTuple):
     """Statistics of the files read so far, which decide the number of threads.
 
@@ -84,6 +88,11 @@ class InputStats(NamedTuple):
     non_engine: float = 0.0
     wait: float = 0.0
     is_on_network: bool = False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a thread waits long for a file. A network file system counts as slow until that is measured."""
+        return self.wait > _SLOW or (self.is_on_network and not self.wait)
 
 
 NO_INPUT_STATS = InputStats()

@@ -259,10 +259,16 @@ def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path, monkeypat
     (tmp_path / "class").mkdir()
     for number in range(80):
         (tmp_path / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
-    dataset, answers, read = ImageFolder(tmp_path, CHAIN), threading.Event(), header_reader.open_file
+    dataset, answers, read = ImageFolder(tmp_path, CHAIN), threading.Event(), FirstBytes._read
     late = os.fsencode(dataset.samples[25][0])
+
+    def wait_for_one(first: FirstBytes, i: int) -> None:
+        if first._paths[i] == late:
+            answers.wait()
+        read(first, i)
+
     with monkeypatch.context() as patched:
-        patched.setattr(header_reader, "open_file", lambda path: (path == late and answers.wait(), read(path))[1])
+        patched.setattr(FirstBytes, "_read", wait_for_one)
         loader = DALILoader(dataset, 40, timeout=0.5, device="cpu")
         with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
             next(iter(loader))
@@ -279,14 +285,14 @@ def test_several_threads_read_a_batch_if_files_take_long(
     content = next(kinds())[1]
     for number in range(200):
         (tmp_path / "class" / f"{number}.jpg").write_bytes(content)
-    threads, read = set[int](), header_reader.open_file
+    threads, read = set[int](), FirstBytes._read
 
-    def open_file(path: Any) -> Any:
+    def read_slowly(first: FirstBytes, i: int) -> None:
         threads.add(threading.get_ident())
         time.sleep(slow)
-        return read(path)
+        read(first, i)
 
-    monkeypatch.setattr(header_reader, "open_file", open_file)
+    monkeypatch.setattr(FirstBytes, "_read", read_slowly)
     monkeypatch.setattr(header_reader, "_PATIENCE", 5e-3 if slow else 60)
     ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 200, device="cpu")
     assert (images == images[0]).all()
@@ -301,7 +307,7 @@ from torchdali.pipeline.readers import header_reader
 
 crop = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
 loader = DALILoader(sys.argv[1], 100, transform=crop, device="cpu")
-header_reader.open_file = lambda path: time.sleep(1000)
+header_reader.FirstBytes._read = lambda first, i: time.sleep(1000)
 threading.Timer(1, os.kill, (os.getpid(), 2)).start()
 try:
     list(loader)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.header_reader import FirstBytes, HeaderReader, HeaderValidator
+from torchdali.pipeline.readers.memory_files import KeptFiles, MemoryFile
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import convert_to_rgb
 from torchdali.samples.pil import PILHeader, read_pil_header
@@ -55,7 +56,7 @@ class FileReader(Reader):
         super().__init__(source, adjust_orientation)
         known = None if adjust_orientation else source.headers()
         self.table = known or HeaderTable(HeaderColumns.unknown(len(source)))
-        self._header_reader, self._validator = HeaderReader(), HeaderValidator()
+        self._header_reader, self._validator, self._kept = HeaderReader(), HeaderValidator(), KeptFiles()
         self._black: dict[int, _Size] = {}
 
     def __reduce__(self) -> tuple[type[FileReader], tuple[Source, bool]]:
@@ -72,6 +73,12 @@ class FileReader(Reader):
     def path(self, row: int) -> str:
         """Return the path of a sample's file."""
         return _unpad(self._read_paths(np.array([row]))[0])
+
+    @contextmanager
+    def _locate(self, row: int) -> Generator[str]:
+        """Give the path of a sample's file, or of its copy, which stays open meanwhile."""
+        copy = self._kept.get(row)
+        yield os.fsdecode(copy.path) if copy else self.path(row)
 
     def _read_paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         paths: Any = self.read_rows(rows)
@@ -107,18 +114,22 @@ class FileReader(Reader):
         if [image.height, image.width] != self.sizes(np.array([row]))[0].tolist():
             # The batch is then run again, and its headers are read again.
             raise RuntimeError(f"{self.path(row)} changed since its header was read")
-        return MemoryFile(image)
+        return MemoryFile.save(image)
 
     def read_inputs(
         self, rows: IntArray, pixels: Mapping[int, MemoryFile], resources: ExitStack
     ) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of a batch, padded with NUL.
 
-        For a file that PIL has decoded, it is the path of a file in memory with its pixels.
+        For a file that PIL has decoded, it is the path of a file in memory with its pixels. For a file that was kept
+        when its header was read, it is the path of its copy.
         """
         paths = self.paths(rows)
-        for position, file in pixels.items():
+        copies = self._kept.take(rows)
+        resources.enter_context(nullcontext(copies))  # which are thus open until the run is done
+        for file in pixels.values():
             resources.callback(file.close)
+        for position, file in {**copies, **pixels}.items():
             paths[position] = 0
             paths[position, : len(file.path)] = np.frombuffer(file.path, np.uint8)
         return paths
@@ -128,10 +139,13 @@ class FileReader(Reader):
         unknown = self.table.find_unknown(rows)
         if self.table.has_stamps or not len(unknown):
             return Scan(unknown.tolist(), self._read_each, pool)
-        return self._header_reader.scan(self._read_paths_as_bytes(unknown), partial(self._learn, unknown), pool)
+        paths, learn = self._read_paths_as_bytes(unknown), partial(self._learn, unknown, self._kept)
+        return self._header_reader.scan(paths, learn, pool, self._kept)
 
-    def _learn(self, rows: IntArray, first: FirstBytes) -> None:
+    def _learn(self, rows: IntArray, kept: KeptFiles, first: FirstBytes) -> None:
         """Learn headers together from first bytes, and one by one those that the first bytes do not tell."""
+        for i, copy in first.copies.items():
+            kept.add(int(rows[i]), copy)
         headers = parse(first.data, self.adjust_orientation)
         headers.known[np.isin(rows, list(self._black))] = False
         if self._validator.is_on:
@@ -156,8 +170,8 @@ class FileReader(Reader):
                 end += 1
             files: list[npt.NDArray[np.uint8]] = []
             for row in rows[begin:end]:
-                with self.blame(row, "read as an image"):
-                    files.append(read_file(self.path(row))[0])
+                with self.blame(row, "read as an image"), self._locate(row) as path:
+                    files.append(read_file(path)[0])
             refused.update(rows[begin + i] for i in self._validator.find_refused(files))
             begin = end
         return refused
@@ -173,8 +187,8 @@ class FileReader(Reader):
     def _read_header(self, row: int) -> Header:
         if black := self.black(row):
             return Header(black.height, black.width, 0, jpeg=False, native=False)
-        with self.blame(row, "read as an image"):
-            return read_header(self.path(row), self.adjust_orientation)
+        with self.blame(row, "read as an image"), self._locate(row) as path:
+            return read_header(path, self.adjust_orientation)
 
     def input_stats(self) -> InputStats:
         return InputStats(self.table.non_engine_share(), self._header_reader.wait, self._header_reader.is_on_network)
@@ -210,7 +224,12 @@ class FileReader(Reader):
         self.load(row)
 
     def forget(self, rows: IntArray) -> None:
+        self._kept.take(rows)
         self.table.forget(rows)
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self._kept = KeptFiles()  # an epoch that ended early has left some, whose files may change
 
     def load(self, row: int) -> PIL.Image.Image:
         """Return the image as torchvision's default loader reads it, turned if ``adjust_orientation`` says so.
@@ -220,8 +239,7 @@ class FileReader(Reader):
         """
         if black := self.black(row):
             return black
-        path = self.path(row)
-        with self.blame(row, "decoded"), _open(path) as image:
+        with self.blame(row, "decoded"), self._locate(row) as path, _open(path) as image:
             return convert_to_rgb(image, self.adjust_orientation)
 
     def pil_header(self, row: int) -> PILHeader | None:
@@ -252,32 +270,8 @@ class FileReader(Reader):
         return PIL.Image.new("RGB", (width, height))
 
     def close(self) -> None:
+        self._kept = KeptFiles()
         self._validator.close()
-
-
-class MemoryFile:
-    """A file in memory with the pixels of an image, until it is closed.
-
-    Attributes:
-        path: Its path, for this process.
-    """
-
-    _file: int | None = None
-
-    def __init__(self, image: PIL.Image.Image) -> None:
-        self._file = file = os.memfd_create("torchdali")
-        with os.fdopen(file, "wb", closefd=False) as stream:
-            image.save(stream, format="PPM")
-        self.path = f"/proc/self/fd/{file}".encode()
-
-    def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the file, and free its memory. At the end of Python the module has lost its names."""
-        file, self._file = self._file, None
-        if file is not None:
-            close(file)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _pad(paths: Sequence[str | bytes]) -> npt.NDArray[np.uint8]:

@@ -16,10 +16,12 @@ import numpy.typing as npt
 import torch
 
 from torchdali.pipeline import graph
+from torchdali.pipeline.readers.memory_files import KeptFiles, MemoryFile
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.runtime import devices, lifecycle, machine
 from torchdali.runtime.exceptions import is_raised_by_dali
-from torchdali.sources import HEADER_BYTES, open_file
+from torchdali.sources import HEADER_BYTES, OPEN_FLAGS
+from torchdali.transforms.spec import InputStats
 
 __all__ = ["FirstBytes", "HeaderReader", "HeaderValidator"]
 
@@ -37,14 +39,17 @@ class FirstBytes:
 
     Args:
         paths: Their paths.
+        kept: Takes copies of whole files, as long as it has room; None if they are not to be kept.
 
     Attributes:
         data: ``(N, 2048)``, padded with 0. All 0 if the file was not read, or cannot be.
         lengths: ``(N,)`` lengths of the files, modulo 2**32.
+        copies: The copies, by the number of their file.
     """
 
-    def __init__(self, paths: Sequence[str | bytes]) -> None:
-        self._paths = paths
+    def __init__(self, paths: Sequence[str | bytes], kept: KeptFiles | None = None) -> None:
+        self._paths, self._kept = paths, kept
+        self.copies: dict[int, MemoryFile] = {}
         self.data: Bytes = np.zeros((len(paths), HEADER_BYTES), np.uint8)
         self.lengths: npt.NDArray[np.uint32] = np.zeros(len(paths), np.uint32)
 
@@ -59,20 +64,27 @@ class FirstBytes:
         deadline = perf_counter() + patience
         for i in range(begin, end):
             try:
-                file, status = open_file(self._paths[i])
+                self._read(i)
             except OSError:  # whoever reads the file next names it
                 continue
-            try:
-                os.readv(file, [self.data[i]])
-                self.lengths[i] = status.st_size & 0xFFFFFFFF
-            except OSError:
-                continue
-            finally:
-                os.close(file)
             deadline += _QUICK
             if perf_counter() > deadline:
                 return i + 1
         return end
+
+    def _read(self, i: int) -> None:
+        file = os.open(self._paths[i], OPEN_FLAGS)
+        try:
+            length = os.lseek(file, 0, os.SEEK_END)  # 1 us less than os.fstat(); raises OSError for a pipe
+            copy = self._kept and self._kept.copy(file, length)
+            if copy:
+                self.copies[i], length = copy, copy.length
+                copy.read_first(self.data[i].data)
+            else:
+                os.preadv(file, [self.data[i]], 0)
+            self.lengths[i] = length & 0xFFFFFFFF
+        finally:
+            os.close(file)
 
 
 class HeaderReader:
@@ -80,7 +92,12 @@ class HeaderReader:
 
     Threads that read from the page cache hinder each other, because each needs Python's global lock several times for a
     file. So one thread reads, until a file takes long. Several then read the rest of the batch.
+
+    Attributes:
+        is_on_network: Whether the first file that was asked for lies on a network file system.
     """
+
+    is_on_network = False
 
     def __init__(self) -> None:
         self._turn = Lock()
@@ -88,10 +105,27 @@ class HeaderReader:
         self._unmeasured = 0.0, 0  # seconds waited for files since the last of them, and these files
         self._folder = b""
 
-    def scan(self, paths: Sequence[bytes], use: Callable[[FirstBytes], None], pool: Callable[[], Executor]) -> Scan:
-        """Start to read a batch in the threads of ``pool()``, which then call ``use`` once."""
-        self._folder = self._folder or os.path.dirname(paths[0]) or b"."  # noqa: PTH120 - bytes
-        first, scan, left, count = FirstBytes(paths), Scan([], lambda _: None, pool), [len(paths)], Lock()
+    def scan(
+        self,
+        paths: Sequence[bytes],
+        use: Callable[[FirstBytes], None],
+        pool: Callable[[], Executor],
+        kept: KeptFiles | None = None,
+    ) -> Scan:
+        """Start to read a batch in the threads of ``pool()``, which then call ``use`` once.
+
+        Args:
+            paths: The files.
+            use: Gets what was read.
+            pool: Returns the threads.
+            kept: Takes copies of the files, if the storage is slow.
+        """
+        if not self._folder:
+            self._folder = os.path.dirname(paths[0]) or b"."  # noqa: PTH120 - bytes
+            self.is_on_network = machine.is_on_network(os.fsdecode(self._folder))
+        is_slow = InputStats(wait=self.wait, is_on_network=self.is_on_network).is_slow
+        first, scan = FirstBytes(paths, kept if is_slow else None), Scan([], lambda _: None, pool)
+        left, count = [len(paths)], Lock()
 
         def begin(_: Sequence[int]) -> None:
             is_alone = self._turn.acquire(timeout=_TURN)  # no longer, because a file may never answer
@@ -135,11 +169,6 @@ class HeaderReader:
         """
         waits = self._waits[_NUM_WARMUP:]
         return median(waits) if len(waits) >= _NUM_MEASURED else 0.0
-
-    @property
-    def is_on_network(self) -> bool:
-        """Return whether the first file that was asked for lies on a network file system."""
-        return bool(self._folder) and machine.is_on_network(os.fsdecode(self._folder))
 
 
 class HeaderValidator(lifecycle.Resource):

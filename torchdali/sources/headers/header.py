@@ -36,6 +36,7 @@ __all__ = [
     "ENDS",
     "FRAMES",
     "HEADER_BYTES",
+    "OPEN_FLAGS",
     "PNG_SIGNATURE",
     "SCAN",
     "UNREADABLE",
@@ -75,6 +76,8 @@ def is_system_fault(error: BaseException | None) -> bool:
 
 _open: Callable[..., Any] = PIL.Image.open
 
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""How files are opened that may be anything: a pipe without a writer would block."""
 HEADER_BYTES = 2048
 """Number of bytes that are read first of a file."""
 
@@ -131,7 +134,7 @@ def open_file(path: str | bytes) -> tuple[int, os.stat_result]:
     Raises:
         OSError: The file cannot be opened, or is a pipe or a device.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else a pipe without a writer blocks
+    file = os.open(path, OPEN_FLAGS)
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         os.close(file)
