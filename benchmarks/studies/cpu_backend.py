@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, RandomSampler, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -21,6 +21,8 @@ from torchdali import DALILoader
 from torchdali.tools.bench import metrics
 
 IMAGES, BATCH, ROUNDS = 1024, 64, 5
+PASSES = 2
+"""How often an epoch goes through the pictures."""
 ADDED_IMAGES, ADDED_ROUNDS = 256, 2
 FLOAT = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
 TRAIN, EVAL = [v2.RandomResizedCrop(224), v2.RandomHorizontalFlip()], [v2.Resize(256), v2.CenterCrop(224)]
@@ -66,12 +68,12 @@ def measure_epoch(loader: Any) -> tuple[float, float]:
 def compare_speed(folder: Path, chain: list[Any], cores: int) -> tuple[list[float], list[float], float]:
     """Return the medians of both loaders, and of the ratios of their speeds."""
     dataset = ImageFolder(folder, v2.Compose(chain))
-    ours = DALILoader(dataset, BATCH, shuffle=True, device="cpu")
-    measure_epoch(ours)  # builds pipelines and reads headers
-    turns: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    for _ in range(ROUNDS):
-        theirs = DataLoader(dataset, BATCH, shuffle=True, num_workers=cores)
-        turns.append((measure_epoch(ours), measure_epoch(theirs)))
+    sampler = RandomSampler(dataset, num_samples=PASSES * len(dataset))
+    ours = DALILoader(dataset, BATCH, sampler=sampler, device="cpu")
+    theirs = DataLoader(dataset, BATCH, sampler=sampler, num_workers=cores, persistent_workers=True)
+    for loader in (ours, theirs):
+        measure_epoch(loader)  # builds pipelines, reads headers, starts workers
+    turns = [(measure_epoch(ours), measure_epoch(theirs)) for _ in range(ROUNDS)]
     medians = [[statistics.median(turn[who][what] for turn in turns) for what in (0, 1)] for who in (0, 1)]
     ours.close()
     return medians[0], medians[1], statistics.median(mine[0] / other[0] for mine, other in turns)
@@ -114,7 +116,7 @@ def main() -> None:
         *report.format_machine(report.describe_machine([surroundings()])),
         (
             f"- data: {IMAGES} JPEGs of about 500x375 in memory, or the same as 96x96; batches of {BATCH}; DataLoader "
-            f"with {cores} workers; medians of {ROUNDS} epochs by turns"
+            f"with {cores} persistent workers; medians of {ROUNDS} epochs by turns, each of {PASSES * IMAGES:,} images"
         ),
         "- command: `python -m benchmarks.studies.cpu_backend`",
         "",
