@@ -27,6 +27,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import Tar
+from torchdali.datasets.patterns import expand
 from torchdali.loader import probe
 from torchdali.runtime import machine
 
@@ -276,6 +277,17 @@ def test_images_and_shards_are_found_by_name(tmp_path: Path, folder: ImageFolder
         Tar(tmp_path / "c.tar", label="json:x")
     with pytest.raises(ValueError, match="label must be names of parts other than 'image'"):
         Tar(tmp_path / "b.tar", label=("image",))
+
+
+def test_a_pattern_leaves_out_indexes(own: str, tmp_path: Path) -> None:
+    for name in ("train-00.idx", "train-00.json", "classes.txt", "i.npz.lock", "i.npz.7.unfinished"):
+        (tmp_path / name).write_text("{}")
+    for pattern in ("*", "*", "train-*"):  # the first call writes an index
+        assert Tar(tmp_path / pattern).shards.paths == [own]
+    objects = [f"s3://bucket/{name}" for name in ("a.idx", "a.tar", "a.json", "torchdali-1.npz")]
+    assert expand("s3://bucket/*", lambda folder: objects) == objects[1:2]
+    named = Path(own).rename(tmp_path / "named.idx")
+    assert len(Tar(named)) == 24
 
 
 def errors(dataset: Any, **options: Any) -> Iterator[str]:

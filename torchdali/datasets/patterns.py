@@ -18,6 +18,8 @@ Pattern = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_NO_SHARD = re.compile(r"\.(idx|json|npz(\.lock|\.\d+\.unfinished)?)$|(^|/)classes\.txt$")
+"""What lies beside shards: indexes of torchdali, DALI, MXNet and wids, and the class names of ``torchdali pack``."""
 
 
 def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = None) -> list[str]:
@@ -25,7 +27,7 @@ def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = N
 
     Args:
         pattern: A path, or several. ``{000..146}`` and ``{a,b}`` stand for several texts, in this order. ``*``, ``?``
-            and ``[...]`` stand for the names of existing files, in the order of names.
+            and ``[...]`` stand for the names of existing files, in the order of names. They leave out indexes.
         list_objects: Returns the objects in a folder of an object store, and in the folders in it.
 
     Raises:
@@ -38,15 +40,20 @@ def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = N
             for name in _expand_braces(str(one)):
                 # A server of https:// has no lists. "?" begins a query there, which split_uri() refuses.
                 can_list = glob.has_magic(name) and not name.startswith("http")
-                paths += _find_objects(name, list_objects) if can_list else [name]
+                paths += _leave_out(_find_objects(name, list_objects)) if can_list else [name]
         else:
             for name in _expand_braces(str(Path(one).expanduser())):
-                paths += sorted(glob.glob(name)) if glob.has_magic(name) else [name]  # noqa: PTH207 - keeps the path as it is given
+                paths += _leave_out(sorted(glob.glob(name))) if glob.has_magic(name) else [name]  # noqa: PTH207 - keeps the path as it is given
     if not patterns:
         raise ValueError("shards must be a path, a pattern or several, got an empty list")
     if not paths:
         raise FileNotFoundError(f"no file has a name like {', '.join(map(str, patterns))}")
     return paths
+
+
+def _leave_out(names: list[str]) -> list[str]:
+    """Return the names that a pattern found, without indexes: a second call would take the first call's for a shard."""
+    return [name for name in names if not _NO_SHARD.search(name)]
 
 
 def _expand_braces(pattern: str) -> list[str]:
