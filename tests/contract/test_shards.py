@@ -406,7 +406,10 @@ def test_a_hostile_index_does_not_read_outside(own: str, tmp_path: Path) -> None
     change(index, offsets=offsets, shard=np.full(len(offsets), 9, np.uint8))
     assert "it names shard 9 of 1" in next(errors(Tar(own, transform=EXACT, index=index)))
     change(index, shard=np.zeros(3, np.uint8))
-    with pytest.raises(ValueError, match="is damaged: its array 'offsets' must be integers, one for each image"):
+    with pytest.raises(ValueError, match="is damaged: its array 'offsets' must be integers of int64, one for each"):
+        Tar(own, index=index)
+    change(index, shard=np.zeros(24, np.uint8), offsets=np.full_like(offsets, 2**64 - 1, np.uint64))
+    with pytest.raises(ValueError, match=rf"{index} is damaged: its array 'offsets' must be integers of int64"):
         Tar(own, index=index)
 
 

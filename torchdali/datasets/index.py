@@ -158,11 +158,15 @@ def open_index(
     columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "starts", "spans")}
     known = {f"labels{i or ''}": arrays.get(f"labels{i or ''}") for i in range(len(labels))}
     for name, column in (columns | known).items():
-        if column is not None and (column.dtype.kind not in "iu" or column.shape != arrays["shard"].shape[:1]):
-            raise ValueError(f"{file} is damaged: its array {name!r} must be integers, one for each image")
+        if column is not None and not (_fits_int64(column) and column.shape == arrays["shard"].shape[:1]):
+            raise ValueError(f"{file} is damaged: its array {name!r} must be integers of int64, one for each image")
     classes = tuple(map(str, arrays.get("classes", ())))
     of_parts = {name: column for name, column in zip(labels, known.values(), strict=True) if column is not None}
     return ShardIndex(file, np.array(stamps), **cast("Any", columns), labels=of_parts, classes=classes)
+
+
+def _fits_int64(column: npt.NDArray[Any]) -> bool:
+    return column.dtype.kind in "iu" and np.can_cast(column.dtype, np.int64)  # uint64 has larger numbers
 
 
 def _base_name(path: str) -> str:
