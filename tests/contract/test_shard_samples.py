@@ -25,6 +25,8 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader
 from torchdali.datasets import Tar
+from torchdali.datasets.sharded import ShardedDataset
+from torchdali.datasets.wds2idx import read_wds2idx
 
 COUNT = 20
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
@@ -63,7 +65,7 @@ def test_dictionaries_of_integers_are_columns_of_the_index(shard: Path, monkeypa
     batches = assert_as_dataloader(ConcatDataset([dataset, dataset]))
     assert [*batches[0]] == ["image", "cls", "cls2"]
     assert_as_dataloader(dataset, collate_fn=lambda samples: [sorted(sample.items(), key=str) for sample in samples])
-    monkeypatch.setattr(Tar, "read_parts", None)
+    monkeypatch.setattr(ShardedDataset, "read_parts", None)
     assert len(list(DALILoader(ConcatDataset([dataset, dataset]), batch_size=6, device="cpu"))) == 7
 
 
@@ -154,6 +156,36 @@ def test_an_idx_file_of_wds2idx_is_used_if_it_fits(
     (tmp_path / "a.idx").write_text(text.replace("jpg", "png"))
     os.utime(tmp_path / "a.idx", ns=(0, own.stat().st_mtime_ns - 1))
     assert len(Tar(own, index=tmp_path / "last")) == COUNT
+
+
+@pytest.mark.parametrize("checked", [4096, 40])
+@pytest.mark.parametrize("change", ["order", "folders", "more"])
+def test_an_idx_file_of_another_tar_is_not_used(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, checked: int
+) -> None:
+    """The first and the last member are the same."""
+    monkeypatch.setattr("torchdali.datasets.wds2idx._CHECKED", checked)
+    own = tmp_path / "a.tar"
+    with tarfile.open(shard) as archive:
+        content = [(member, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
+    others = list(content)
+    if change == "order":
+        others[10:70] = reversed(content[10:70])
+    elif change == "folders":
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        others[40:43] = [(folder, b"")] * 3
+    else:
+        content = content[:-1]
+    for members in (content, others):
+        with tarfile.open(own, "w", format=tarfile.USTAR_FORMAT) as archive:
+            for member, data in members:
+                archive.addfile(member, io.BytesIO(data))
+        if members is content:
+            with wds2idx.IndexCreator(str(own), str(tmp_path / "a.idx"), verbose=False) as creator:
+                creator.create_index()
+    os.utime(tmp_path / "a.idx", ns=(0, own.stat().st_mtime_ns + 1))
+    assert read_wds2idx(str(own), own.stat(), lambda at, count: own.read_bytes()[at : at + count]) is None
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torchvision's lists of keys
