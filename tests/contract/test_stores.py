@@ -47,6 +47,7 @@ def write_zip(root: Path, folder: ImageFolder, kind: int = zipfile.ZIP_STORED) -
         for path, label in reversed(folder.samples):
             archive.write(path, f"train/{folder.classes[label]}/{Path(path).name}")
         archive.writestr("train/notes.txt", "no image")
+        archive.writestr(f"__MACOSX/train/{folder.classes[0]}/._0.jpg", "no image")  # as macOS writes them
     return root / "all.zip"
 
 

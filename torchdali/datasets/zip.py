@@ -117,4 +117,9 @@ def _list_images(shard: ShardFile, path: str) -> list[zipfile.ZipInfo]:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise ValueError(f"{path} is no zip file, damaged or truncated ({error})") from error
-    return [entry for entry in entries if entry.filename.rpartition(".")[2].lower() in IMAGE_SUFFIXES]
+    return [entry for entry in entries if _is_image(entry.filename)]
+
+
+def _is_image(name: str) -> bool:
+    # macOS adds a file ._x.jpg for x.jpg, in the folder __MACOSX. It has no pixels.
+    return name.rpartition(".")[2].lower() in IMAGE_SUFFIXES and not posixpath.basename(name).startswith("._")
