@@ -28,10 +28,15 @@ _LENGTH_BITS = 29
 _WHOLE, _FIRST, _LAST = 0, 1, 3
 _IMAGE_HEAD = struct.Struct("<IfQQ")
 """Number of labels, the label if that is 0, and two ids. The labels follow."""
+_FACES = 2
+"""Labels of a record without an image that describes a set of faces: the first and the last of its records."""
 
 
 class RecordIO(ShardedDataset):
     """Images in RecordIO files, in the order of the file. They need no ``.idx`` file.
+
+    Records without an image are left out. ``torchdali check`` names them, unless they have two labels: such records
+    describe sets of faces.
 
     Args:
         shards: The files: a path, a pattern such as ``"train-*.rec"``, or several.
@@ -42,6 +47,9 @@ class RecordIO(ShardedDataset):
         index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
         is_mapped: As for :class:`~torchdali.datasets.Tar`.
         remote: As for :class:`~torchdali.datasets.Tar`.
+
+    Attributes:
+        left_out: The places of records that were left out when this object made the index, for messages.
 
     Raises:
         ValueError: A shard is no RecordIO file, truncated, or has changed since the index was made.
@@ -62,6 +70,7 @@ class RecordIO(ShardedDataset):
     ) -> None:
         if label not in ("label", None):
             raise ValueError(f"label must be 'label' or None for a RecordIO file, got {label!r}")
+        self.left_out: list[str] = []
         super().__init__(shards, "", label, transform, target_transform, index, is_mapped, remote)
 
     def _scan(self, path: str) -> Iterator[Place]:
@@ -76,12 +85,14 @@ class RecordIO(ShardedDataset):
                 count, label, _, _ = _IMAGE_HEAD.unpack_from(data)
                 head = _IMAGE_HEAD.size + 4 * count
                 length = end - content - head if is_whole else len(data) - head
-                if length > 0:  # a record without an image may be the description of a set of faces
+                if length > 0:
                     whole = self.label is not None and count == 0 and float(label).is_integer()
                     place = (content + head, length) if is_whole else (at, end - at)
                     span = 0 if self.label is None else end - at
                     labels = () if self.label is None else (int(label) if whole else None,)
                     yield Place(f"record {number}", *place, at, span, labels)
+                elif count != _FACES:
+                    self.left_out.append(f"{path}, record {number} at byte {at:,}")
                 number, at = number + 1, end + -end % 4
 
     def read(self, rows: IntArray) -> list[Bytes]:

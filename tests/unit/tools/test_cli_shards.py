@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tarfile
 from pathlib import Path
 
@@ -120,3 +121,18 @@ def test_check_names_shard_key_and_offset(pictures: Path, tmp_path: Path) -> Non
     (tmp_path / "b.tar").write_bytes(b"x" * 2000)
     assert "is no tar file, or damaged" in " ".join(run("check", tmp_path / "b.tar").output.split())
     assert run("check", tmp_path / "missing.tar").exit_code == 2
+
+
+def test_check_names_records_that_are_left_out(pictures: Path, tmp_path: Path) -> None:
+    image = Path(ImageFolder(pictures).samples[0][0]).read_bytes()
+    with (tmp_path / "a.rec").open("wb") as stream:
+        for labels, data in (((), image), ((), b""), ((1.0, 2.0), b""), ((1.0, 2.0, 3.0), b"")):
+            content = struct.pack(f"<IfQQ{len(labels)}f", len(labels), 0, 0, 0, *labels) + data
+            stream.write(struct.pack("<II", 0xCED7230A, len(content)) + content + bytes(-len(content) % 4))
+    result = run("check", tmp_path / "a.rec")
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.output.splitlines() if line.startswith("empty")]
+    places = [line.partition(" at byte ")[0] for line in lines]
+    assert places == [f"empty {tmp_path / 'a.rec'}, record {number}" for number in (1, 3)]
+    assert "it has no image, and RecordIO leaves it out" in lines[0]
+    assert "1 images under" in result.output

@@ -122,7 +122,9 @@ def check_shards(shards: Sequence[str], image: str | None) -> CheckResult:
     start = time.perf_counter()
     with TemporaryDirectory() as folder:  # an index without labels, which nothing else needs
         dataset = open_shards(shards, image, Path(folder) / "index.npz", label=None)
-        problems = find_problems(dataset)
+        left_out: list[str] = getattr(dataset, "left_out", [])
+        empty = [Problem(place, "empty", "it has no image, and RecordIO leaves it out") for place in left_out]
+        problems = sorted([*find_problems(dataset), *empty])
     result = CheckResult(shards[0], len(dataset), problems)
     result.seconds = time.perf_counter() - start
     _print_result(result)
