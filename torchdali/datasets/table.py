@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,9 @@ from torchdali.transforms.spec import IntArray
 
 __all__ = ["Table", "read_csv", "read_parquet"]
 
+_NO_NUMBER = re.compile(r"[_\s]|[^\x00-\x7f]")
+"""Characters that ``int()`` and ``float()`` take and texts have: ``1_2`` would become 12."""
+
 
 class Table(EncodedDataset):
     """Images that a table lists. The columns that are used are read into memory.
@@ -34,7 +38,7 @@ class Table(EncodedDataset):
             files as bytes.
         label: The column of targets; a function of the dictionary of all columns other than the image; or several
             names: samples then are dictionaries with the image as ``"image"``. None: samples are images. A column of a
-            CSV file is of ints or floats if all its values are, else of texts.
+            CSV file is of ints or floats if all its values are, else of texts. ``1_2`` is a text.
         root: The folder of relative paths, which may be one of an object store; None for that of the table.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
@@ -169,7 +173,7 @@ def _check_columns(file: Path, image: str, names: Sequence[str] | None, known: S
 
 def _convert(texts: Sequence[str]) -> Any:
     """Return a column as ints or floats if all of its texts are such."""
-    for kind in (int, float):
+    for kind in () if any(map(_NO_NUMBER.search, texts)) else (int, float):
         try:
             return _compress([kind(text) for text in texts])
         except ValueError:
