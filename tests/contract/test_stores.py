@@ -311,6 +311,33 @@ def test_texts_of_tables_that_python_takes_for_numbers_stay_texts(tmp_path: Path
     assert [str(table.target(row)) for row in range(2)] == ["{'y': -7, 'z': nan}", "{'y': 2, 'z': -inf}"]
 
 
+@pytest.mark.parametrize("kind", ["zip", "tfrecord", "csv", "parquet_bytes"])
+@pytest.mark.parametrize("name", ["make_target", "read_parts", "target", "labels"])
+def test_a_subclass_may_override_how_targets_are_made(stores: Any, kind: str, name: str) -> None:
+    dataset = stores(kind)
+    base = type(dataset)
+    dataset.__class__ = type("Own", (base,), {name: lambda self, given: getattr(base, name)(self, given) + 500})
+    batches = epoch(DALILoader, dataset)
+    assert DALILoader(dataset, device="cpu")._session.reader is not None
+    assert same(batches, epoch(DataLoader, dataset))
+    is_used = name in ("make_target", "read_parts") or (name, kind) == ("target", "csv")
+    assert bool(batches[0][1].max() > 400) == is_used
+
+
+def test_a_subclass_may_override_labels_and_what_they_are_made_of(stores: Any) -> None:
+    asked: list[int] = []
+    dataset = stores("zip")
+
+    def labels(self: Any, rows: Any) -> Any:
+        asked.append(len(rows))
+        return Zip.labels(self, rows) + 500  # type: ignore[operator]
+
+    make_target = lambda self, parts: parts + 500  # noqa: E731
+    dataset.__class__ = type("Own", (Zip,), {"labels": labels, "make_target": make_target})
+    assert same(epoch(DALILoader, dataset), epoch(DataLoader, dataset))
+    assert sum(asked) >= len(dataset)
+
+
 @pytest.mark.parametrize("kind", ["zip", "tfrecord", "recordio", "lmdb"])
 def test_truncated_and_other_files_are_refused(
     tmp_path: Path, folder: ImageFolder, samples: Samples, kind: str

@@ -89,6 +89,14 @@ def test_other_columns(rows: Any) -> None:
     assert both(HuggingFace(rows, label=None, transform=EXACT))[0].shape == (5, 3, 24, 24)
 
 
+def test_a_subclass_may_override_how_rows_are_read(rows: Any) -> None:
+    class Own(HuggingFace):
+        def read_parts(self, row: int) -> Any:
+            return super().read_parts(row) * 2
+
+    assert both(Own(rows, label="text", transform=EXACT))[0][1][0] == "t0t0"
+
+
 def test_other_processes_map_the_file(rows: Any) -> None:
     dataset = HuggingFace(rows, transform=EXACT)
     assert len(pickle.dumps(dataset)) < 20_000

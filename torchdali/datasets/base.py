@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from torchdali.sources.remote import Client, Range
 from torchdali.sources.source import ContentCache, ReadError
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["EncodedDataset", "EncodedSource", "Label", "RemoteSource", "make_sample"]
+__all__ = ["EncodedDataset", "EncodedSource", "Label", "RemoteSource", "labels_are_targets", "make_sample"]
 
 Label = str | Callable[[dict[str, Any]], Any] | Sequence[str] | None
 """What the target of a sample is: one of its parts, what a function makes of all, several parts, or nothing."""
@@ -102,7 +102,10 @@ class EncodedDataset(Dataset[Any]):
         """Return the file, key and place of a sample, for messages."""
 
     def labels(self, rows: IntArray) -> Labels | None:
-        """Return the targets of some samples before ``target_transform``, as :meth:`Source.labels` does."""
+        """Return the targets of some samples before ``target_transform``, as :meth:`Source.labels` does.
+
+        The loader calls it if the class that defines it also defines what makes targets, such as :meth:`read_parts`.
+        """
         if not self.parts or any(name not in self.integers for name in self.parts):
             return None
         columns = {name: self.integers[name][rows].astype(np.int64, copy=False) for name in self.parts}
@@ -152,7 +155,8 @@ class EncodedSource(Source):
 
     def __init__(self, dataset: EncodedDataset) -> None:
         self._dataset, self.transform, self.is_mapped = dataset, dataset.transform, dataset.is_mapped
-        self.has_places = self.is_mapped and _finds_what_it_reads(type(dataset))
+        self.has_places = self.is_mapped and _agree(type(dataset), "find", {"read"})
+        self._has_labels = labels_are_targets(type(dataset))
         self.is_pair = isinstance(dataset.label, str) or callable(dataset.label)
 
     def __len__(self) -> int:
@@ -171,11 +175,15 @@ class EncodedSource(Source):
         return self._dataset.name(row)
 
     def labels(self, rows: IntArray) -> Labels | None:
-        return None if self._dataset.target_transform else self._dataset.labels(rows)
+        return self._dataset.labels(rows) if self._has_labels and not self._dataset.target_transform else None
 
     def read_parts(self, rows: IntArray) -> list[Any] | None:
-        is_known = self._dataset.label is None or self._dataset.labels(rows[:0]) is not None
-        return None if is_known else self._dataset.read_many_parts(rows)
+        dataset = self._dataset
+        if dataset.label is None or (self._has_labels and dataset.labels(rows[:0]) is not None):
+            return None
+        if _agree(type(dataset), "read_many_parts", {"read_parts"}):
+            return dataset.read_many_parts(rows)
+        return [dataset.read_parts(row) for row in rows.tolist()]
 
     def make_target(self, parts: Any) -> Any:
         return self._dataset.make_target(parts)
@@ -261,6 +269,12 @@ class RemoteSource(EncodedSource):
         return cast("list[Bytes]", contents)
 
 
-def _finds_what_it_reads(kind: type[EncodedDataset]) -> bool:
-    """Return whether the class that defines ``read`` defines ``find``, too. A subclass may change what is read."""
-    return next("find" in vars(one) for one in kind.__mro__ if "read" in vars(one))
+def labels_are_targets(kind: type[EncodedDataset]) -> bool:
+    """Return whether ``labels`` of a class returns what its samples have as targets."""
+    return _agree(kind, "labels", {"read_parts", "parts_in", "make_target", "target"})
+
+
+def _agree(kind: type[EncodedDataset], fast: str, slow: Set[str]) -> bool:
+    """Return whether one class defines both ``fast`` and what it bypasses. A subclass may have changed either alone."""
+    defined = next(names for one in kind.__mro__ if not (names := vars(one).keys()).isdisjoint({fast, *slow}))
+    return fast in defined and not defined.isdisjoint(slow)

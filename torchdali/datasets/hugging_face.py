@@ -103,6 +103,8 @@ class HuggingFace(EncodedDataset):
     def find(self, rows: IntArray) -> Places:
         return self._column.find(rows if self._rows is None else self._rows[rows])
 
+    labels = EncodedDataset.labels  # fits this read_parts()
+
     def read_parts(self, row: int) -> Any:
         if self.label is None:
             return None

@@ -167,6 +167,8 @@ class ShardedDataset(EncodedDataset):
             raise ValueError(f"{self.index.file} is damaged: it has neither labels nor the places of parts")
         return self.index.starts, self.index.spans
 
+    labels = EncodedDataset.labels  # fits this read_parts()
+
     def read_parts(self, row: int) -> Any:
         """Return what :meth:`make_target` makes the target of.
 

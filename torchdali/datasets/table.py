@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from torchvision.datasets.folder import pil_loader
 
-from torchdali.datasets.base import EncodedDataset, Label, make_sample
+from torchdali.datasets.base import EncodedDataset, Label, labels_are_targets, make_sample
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import FileSource, Labels, Source
 from torchdali.sources.arrow import ArrowColumn
@@ -97,6 +97,8 @@ class Table(EncodedDataset):
         assert self.paths is not None
         return os.fsdecode(self.paths[row])
 
+    labels = EncodedDataset.labels  # fits this read_parts()
+
     def read_parts(self, row: int) -> Any:
         values = {name: column[row] for name, column in self._columns.items()}
         values = {name: int(value) if hasattr(value, "dtype") else value for name, value in values.items()}
@@ -135,7 +137,8 @@ class _ListedFiles(FileSource):
         return self._dataset.target(row)
 
     def labels(self, rows: IntArray) -> Labels | None:
-        return None if self._dataset.target_transform else self._dataset.labels(rows)
+        is_known = labels_are_targets(type(self._dataset)) and not self._dataset.target_transform
+        return self._dataset.labels(rows) if is_known else None
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         return make_sample(self._dataset.label, image, target)
