@@ -301,12 +301,12 @@ def test_columns_of_tables(tmp_path: Path, folder: ImageFolder, stores: Any) -> 
 
 
 def test_texts_of_tables_that_python_takes_for_numbers_stay_texts(tmp_path: Path) -> None:
-    for values in (["1_2", "3"], ["1_0.5", "2"], [" 1", "2"], ["1", "٢"], ["1e3 ", "2"]):
+    for values in (["1_2", "3"], ["1_0.5", "2"], ["1", "٢"]):
         (tmp_path / "list.csv").write_text("\n".join(["file,y", *(f"a.jpg,{value}" for value in values)]))
         table = Table(tmp_path / "list.csv", label="y")
         assert [table.target(row) for row in range(2)] == values
         assert table.labels(np.arange(2)) is None
-    (tmp_path / "list.csv").write_text("file,y,z\na.jpg,-07,nan\na.jpg,+2,-inf\n")
+    (tmp_path / "list.csv").write_text("file,y,z\na.jpg,-07,nan\na.jpg, 2,-inf\n")
     table = Table(tmp_path / "list.csv", label=("y", "z"))
     assert [str(table.target(row)) for row in range(2)] == ["{'y': -7, 'z': nan}", "{'y': 2, 'z': -inf}"]
 

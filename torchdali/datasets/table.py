@@ -24,8 +24,8 @@ from torchdali.transforms.spec import IntArray
 
 __all__ = ["Table", "read_csv", "read_parquet"]
 
-_NO_NUMBER = re.compile(r"[_\s]|[^\x00-\x7f]")
-"""Characters that ``int()`` and ``float()`` take and texts have: ``1_2`` would become 12."""
+_NO_NUMBER = re.compile(r"_|[^\x00-\x7f]")
+"""Characters that ``int()`` and ``float()`` take, and pandas does not: ``1_2`` would become 12."""
 
 
 class Table(EncodedDataset):
