@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import operator
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import PIL.Image
 import torch
-from torch.utils.data import DataLoader, Dataset
-from torchvision.datasets import ImageFolder
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torchvision.datasets import DatasetFolder, ImageFolder
 
 from torchdali.datasets.tar import IMAGE_PARTS, Tar
-from torchdali.sources import UNREADABLE
+from torchdali.errors import UnsupportedDatasetError
+from torchdali.sources import UNREADABLE, InputKind, from_dataset
 
 __all__ = ["pack"]
 
@@ -24,29 +28,33 @@ _BLOCK = 512
 _HEADERS = 4 * _BLOCK
 """Bytes of a sample beside its image: two headers, the label, and padding."""
 
+_QUALITY = 90
+
 _Sample = tuple[str, int]
 
 
 def pack(
-    samples: str | os.PathLike[str] | Iterable[tuple[str | os.PathLike[str], int]],
+    samples: str | os.PathLike[str] | Iterable[tuple[str | os.PathLike[str], int]] | Dataset[Any],
     folder: str | os.PathLike[str],
     shard_bytes: int = 10**9,
     resize: int | None = None,
-    quality: int = 90,
+    quality: int | None = None,
     num_workers: int = 0,
     on_progress: Callable[[int], object] = bool,
 ) -> Tar:
     """Write images and labels into tar files, and their index.
 
     A sample has the parts ``cls``, its label, and its image, whose part is the suffix of the file. The image's bytes
-    are those of the file, unless ``resize`` is given.
+    are those of the file, unless ``resize`` is given. No transform of a dataset is applied.
 
     Args:
-        samples: A folder of class folders, or pairs of a file and a label.
+        samples: A folder of class folders; pairs of a file and a label; or a dataset of image files and ints. Such are
+            ``ImageFolder``, ``DatasetFolder``, ``ImageIndex``, a ``Table`` of paths, and others of torchvision. They
+            may be under ``Subset`` and ``ConcatDataset``.
         folder: The folder to write ``shard-000000.tar`` and so on to. It is made if it does not exist.
         shard_bytes: Bytes of a shard at most, unless a single image has more. With ``resize``, of the images before.
         resize: The shorter side of images in pixels. Smaller images are not enlarged. All become JPEGs.
-        quality: The quality of these JPEGs.
+        quality: The quality of these JPEGs, from 1 to 100; None for 90.
         num_workers: Number of processes that read and resize images. 0: this one does.
         on_progress: Called with the number of samples that were just written.
 
@@ -55,22 +63,26 @@ def pack(
 
     Raises:
         FileExistsError: The folder has shards already.
-        ValueError: A label is negative, or a file has no suffix.
+        ValueError: There are no samples, a label is negative, a file has no suffix, or ``quality`` comes without
+            ``resize``.
         TypeError: A sample is no pair of a path and an int.
         OSError: A file cannot be read or written; or with ``resize``, it is no image.
         RuntimeError: A process was killed.
     """
-    pairs: Iterable[Any] = ImageFolder(str(samples)).samples if isinstance(samples, (str, os.PathLike)) else samples
+    if quality is not None and resize is None:
+        raise ValueError(f"quality= goes with resize=, got quality={quality} alone; other images keep their bytes")
     listed: list[_Sample] = []
-    for path, label in pairs:
+    for sample in _list_pairs(samples):
         try:
-            listed.append((os.fspath(path), operator.index(label)))
-        except TypeError as error:
-            kind = type(cast("object", path)).__name__
+            path, label = sample
+            listed.append((os.fsdecode(path), operator.index(label)))
+        except (TypeError, ValueError) as error:
             raise TypeError(
-                f"samples must be pairs of a path and an int, got a {kind} and {label!r}; an ImageFolder has such "
-                "pairs as .samples"
+                "samples must be pairs of a path and an int, or a dataset of image files such as ImageFolder, "
+                f"ImageIndex or a Table of paths, got {sample!r:.100}"
             ) from error
+    if not listed:
+        raise ValueError("samples must have at least one image, got none")
     for path, label in listed:
         if label < 0 or not Path(path).suffix:
             raise ValueError(f"{path} must have a suffix and a label of 0 or more, got {label}")
@@ -81,7 +93,7 @@ def pack(
     shards = _split(listed, shard_bytes)
     paths = [target / f"shard-{number:06}.tar" for number in range(len(shards))]
 
-    files = _Files([path for path, _ in listed], resize, quality)
+    files = _Files([path for path, _ in listed], resize, quality or _QUALITY)
     generator = torch.Generator()  # else DataLoader draws from torch's, and the script's later numbers change
     contents = map(_unwrap, DataLoader(files, batch_size=None, num_workers=num_workers, generator=generator))
     start = 0
@@ -91,6 +103,40 @@ def pack(
         start += len(shard)
     parts = {"jpg"} if resize else {_get_part(path) for path, _ in listed}
     return Tar(paths) if parts <= set(IMAGE_PARTS) else Tar(paths, image=sorted(parts))
+
+
+def _list_pairs(samples: Any) -> Iterable[Any]:
+    """Return the path and the label of each sample, which no transform has changed."""
+    if isinstance(samples, (str, os.PathLike)):
+        return ImageFolder(str(cast("Any", samples))).samples
+    if isinstance(samples, Subset):
+        pairs = list(_list_pairs(cast("Any", samples).dataset))
+        return [pairs[i] for i in cast("Any", samples).indices]
+    if isinstance(samples, ConcatDataset):
+        return chain.from_iterable(map(_list_pairs, cast("Any", samples).datasets))
+    if isinstance(samples, DatasetFolder):
+        return samples.samples  # whatever its loader would do
+    if not isinstance(samples, Dataset):
+        return samples
+    dataset = cast("Any", samples)
+    if getattr(dataset, "target_transform", None):
+        dataset = copy.copy(dataset)
+        dataset.target_transform = None
+    try:
+        source = from_dataset(dataset)
+    except UnsupportedDatasetError:  # it may still be one of pairs
+        return dataset if isinstance(samples, IterableDataset) else (dataset[i] for i in range(len(dataset)))
+    if source.kind is not InputKind.FILES:
+        raise TypeError(
+            f"a dataset must have its images in files of their own to be packed, got {source.describe()}; give an "
+            "ImageFolder, ImageIndex or a Table of paths, or pairs of a path and an int"
+        )
+    rows = np.arange(len(source))
+    labels = source.labels(rows)
+    targets = labels.tolist() if isinstance(labels, np.ndarray) else map(source.target, rows.tolist())
+    # Paths are text, or rows of bytes that NUL pads.
+    paths = (path.tobytes().rstrip(b"\0") if isinstance(path, np.ndarray) else path for path in source.read(rows))
+    return zip(map(os.fsdecode, paths), targets, strict=True)
 
 
 def _get_part(path: str) -> str:

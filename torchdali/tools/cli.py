@@ -264,12 +264,17 @@ def commands() -> click.Group:
     @click.argument("out", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
     @click.option("--format", type=click.Choice(["tar"]), default="tar", expose_value=False, help="Format of shards.")
     @click.option(
-        "--shard-size", default="1GB", show_default=True, callback=parse_bytes, help="Size of a shard at most."
+        "--shard-size",
+        "shard_bytes",
+        default="1GB",
+        show_default=True,
+        callback=parse_bytes,
+        help="Size of a shard at most.",
     )
     @count_option("--resize", metavar="PIXELS", help="Shorter side of the images. Smaller ones stay as they are.")
-    @click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True, help="That of --resize.")
+    @click.option("--quality", type=click.IntRange(1, 100), help="That of the JPEGs of --resize.  [default: 90]")
     @count_option("--workers", help="Processes that resize.  [default: one for each core; none without --resize]")
-    def pack(folder: Path, out: Path, shard_size: int, resize: int | None, quality: int, workers: int | None) -> None:
+    def pack(folder: Path, out: Path, workers: int | None, resize: int | None, **options: Any) -> None:
         """Write the images under DIR, a folder of class folders, into tar files in the folder OUT.
 
         Images stay as they are, unless --resize is given. An index and the names of the classes are written, too.
@@ -279,8 +284,10 @@ def commands() -> click.Group:
         from torchdali.runtime.machine import count_available_cores
         from torchdali.tools.commands.shards import pack_folder
 
+        if options["quality"] and not resize:
+            raise click.UsageError("--quality goes with --resize; other images keep their bytes")
         workers = workers or (count_available_cores() if resize else 0)
-        pack_folder(folder, out, shard_size, resize, quality, workers, Console())
+        pack_folder(folder, out, Console(), resize=resize, num_workers=workers, **options)
 
     @torchdali.command(cls=ScriptCommand)
     @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")

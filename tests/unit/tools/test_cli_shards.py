@@ -13,10 +13,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from PIL import Image
-from torchvision.datasets import ImageFolder
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import DatasetFolder, ImageFolder
 
-from torchdali.datasets import Tar, pack, packing
+from torchdali.datasets import Table, Tar, pack, packing
+from torchdali.sources import ImageIndex
 from torchdali.tools.cli import commands
+from torchdali.tools.commands.shards import format_size
 
 
 def run(*arguments: object) -> Result:
@@ -27,7 +30,8 @@ def test_pack_keeps_bytes_and_order(pictures: Path, tmp_path: Path) -> None:
     result = run("pack", pictures, tmp_path / "out", "--shard-size", "20KB", "--workers", 2)
     assert result.exit_code == 0, result.output
     folder, shards = ImageFolder(pictures), sorted((tmp_path / "out").glob("shard-*.tar"))
-    assert f"{len(folder)} images in {len(shards)} shards of {tmp_path / 'out'}, 0.0" in result.output
+    size = sum(path.stat().st_size for path in shards)
+    assert f"{len(folder)} images in {len(shards)} shards of {tmp_path / 'out'}, {size / 1000:.1f} kB" in result.output
     assert len(shards) > 2
     dataset = Tar(shards)
     assert [label for _, label in dataset] == folder.targets
@@ -52,6 +56,51 @@ def range_of(row: int) -> np.ndarray:
     return np.array([row])
 
 
+def test_pack_takes_datasets_of_files(pictures: Path, tmp_path: Path) -> None:
+    samples = ImageFolder(pictures).samples
+    ImageIndex.write(tmp_path / "index.npz", samples)
+    (tmp_path / "list.csv").write_text("\n".join(["file,y", *(f"{path},{label}" for path, label in samples)]))
+    several = ConcatDataset(
+        [
+            Subset(ImageFolder(pictures, transform=len, target_transform=str), [5, 2]),
+            DatasetFolder(str(pictures), lambda _: None, (".jpg", ".png")),
+            Subset(ImageIndex(tmp_path / "index.npz", target_transform=str), [1]),
+            Table(tmp_path / "list.csv", label="y"),
+            Subset(samples, [3]),  # type: ignore[arg-type]
+        ]
+    )
+    dataset = pack(several, tmp_path / "out")
+    expected = [samples[5], samples[2], *samples, samples[1], *samples, samples[3]]
+    assert dataset.labels(np.arange(len(dataset))).tolist() == [label for _, label in expected]
+    data = [dataset.read(range_of(row))[0].tobytes() for row in range(len(dataset))]
+    assert data == [Path(path).read_bytes() for path, _ in expected]
+    with pytest.raises(TypeError, match=r"images in files of their own to be packed, got .*Tar of .*; give an ImageF"):
+        pack(dataset, tmp_path / "none")
+    with pytest.raises(TypeError, match=r"Table of paths, got \('.*', None\)"):
+        pack(Table(tmp_path / "list.csv"), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0.0 kB"), (2560, "2.6 kB"), (999_999, "1000.0 kB"), (10**6, "1.0 MB"), (10**14, "100.0 TB")]
+)
+def test_sizes_have_the_unit_that_fits(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+def test_pack_refuses_what_it_would_ignore(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="samples must have at least one image, got none"):
+        pack([], tmp_path / "out")
+    with pytest.raises(ValueError, match="quality= goes with resize=, got quality=90 alone"):
+        pack(pictures, tmp_path / "out", quality=90)
+    for folder, *options in ((tmp_path / "empty",), (pictures, "--quality", 90)):
+        result = run("pack", folder, tmp_path / "out", *options)
+        assert result.exit_code == 2, result.output
+    assert "--quality goes with --resize" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
     Image.new("RGBA", (300, 40)).save(tmp_path / "wide.png")
     samples = [(tmp_path / "wide.png", 2), *ImageFolder(pictures).samples[:2]]
@@ -59,7 +108,7 @@ def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
     assert (dataset[0][0].size, dataset[0][1]) == ((150, 20), 2)
     assert all(min(image.size) == 20 for image, _ in dataset)
     assert min(pack(samples, tmp_path / "large", resize=500)[1][0].size) < 100
-    with pytest.raises(TypeError, match=r"pairs of a path and an int, got a str and 'cat'; an ImageFolder has such"):
+    with pytest.raises(TypeError, match=r"pairs of a path and an int, or .* Table of paths, got \('a.jpg', 'cat'\)"):
         pack([("a.jpg", "cat")], tmp_path)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="must have a suffix and a label of 0 or more, got -1"):
         pack([("x.jpg", -1)], tmp_path / "none")
@@ -91,7 +140,7 @@ def test_index_is_the_one_that_a_dataset_takes(pictures: Path, tmp_path: Path) -
         file.unlink()
     result = run("index", tmp_path / "shard-*.tar")
     assert result.exit_code == 0, result.output
-    assert "24 images in 1 shards, 14 bytes for each, in " in result.output
+    assert "24 images in 1 shard, 14 bytes for each, in " in result.output
     (made,) = tmp_path.glob("*.npz")
     assert Tar(tmp_path / "shard-000000.tar").index.file == made
     assert run("index", tmp_path / "shard-*.tar", "--label", "cls,json", "--output", tmp_path / "i.npz").exit_code == 0

@@ -21,6 +21,7 @@ from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.patterns import expand
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.errors import OptionError
+from torchdali.loader.stats import format_count
 from torchdali.runtime.machine import count_available_cores
 from torchdali.sources.remote import is_uri
 from torchdali.tools.commands.files import Problem
@@ -62,16 +63,20 @@ def index_shards(
     options = {} if label is None else {"label": label.split(",") if "," in label else label}
     dataset = open_shards(shards, image, index, **options)
     console.out(
-        f"{len(dataset):,} images in {len(dataset.shards.paths):,} shards, {dataset.index.bytes_per_row:.0f} bytes for "
-        f"each, in {dataset.index.file} ({time.perf_counter() - start:.1f} s)",
+        f"{_count(dataset)}, {dataset.index.bytes_per_row:.0f} bytes for each, in {dataset.index.file} "
+        f"({time.perf_counter() - start:.1f} s)",
         highlight=False,
     )
 
 
-def pack_folder(
-    folder: Path, out: Path, shard_bytes: int, resize: int | None, quality: int, num_workers: int, console: Console
-) -> None:
+def pack_folder(folder: Path, out: Path, console: Console, **options: Any) -> None:
     """Write the images of a folder of class folders into tar files.
+
+    Args:
+        folder: The folder.
+        out: The folder of the shards.
+        console: Gets a line about what was written.
+        options: More arguments of :func:`pack`.
 
     Raises:
         OptionError: There are no images, the shards cannot be written, or a worker was killed.
@@ -83,15 +88,23 @@ def pack_folder(
     with make_progress() as bar:
         advance = partial(bar.advance, bar.add_task("packed", total=len(samples)))
         try:
-            dataset = pack(samples.samples, out, shard_bytes, resize, quality, num_workers, advance)
+            dataset = pack(samples, out, on_progress=advance, **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise OptionError(str(error)) from error
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
     total = sum(Path(path).stat().st_size for path in dataset.shards.paths)
-    console.out(
-        f"{len(dataset):,} images in {len(dataset.shards.paths):,} shards of {out}, {total / 1e9:,.2f} GB",
-        highlight=False,
-    )
+    console.out(f"{_count(dataset)} of {out}, {format_size(total)}", highlight=False)
+
+
+def _count(dataset: ShardedDataset) -> str:
+    shards = format_count(len(dataset.shards.paths), "shard", "shards")
+    return f"{format_count(len(dataset), 'image', 'images')} in {shards}"
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes, rounded, in the unit that fits it."""
+    unit = max(1, min((len(str(size)) - 1) // 3, 4))
+    return f"{size / 1000**unit:.1f} {('kB', 'MB', 'GB', 'TB')[unit - 1]}"
 
 
 def find_problems(dataset: EncodedDataset) -> list[Problem]:
