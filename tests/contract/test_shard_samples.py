@@ -108,6 +108,21 @@ def test_a_part_that_is_missing_is_told_in_its_turn(shard: Path) -> None:
         next(batches)
 
 
+@pytest.mark.parametrize("name", ["json", "txt", "npz", "mask.png"])
+def test_a_part_that_is_damaged_is_told_in_its_turn(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for key in ("a", "b"):
+            for part, data in (("jpg", b""), (name, b"{bad\xff")):
+                member = tarfile.TarInfo(f"{key}.{part}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    dataset = Tar(tmp_path / "a.tar", label=(name,))
+    with pytest.raises(
+        ValueError, match=r"a\.tar, b at byte .* has a part that cannot be decoded \(\w+\(.*; write the"
+    ):
+        dataset.target(1)
+
+
 def test_memory_for_images_is_used_again_but_not_while_it_is_read(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchdali.datasets.shards._SMALL", 0)
     dataset, mapped, rows = Tar(shard, is_mapped=False), Tar(shard), np.array([5, 19, 0, 5])

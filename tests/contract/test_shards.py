@@ -26,7 +26,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.datasets import Tar
+from torchdali.datasets import LMDB, Tar
 from torchdali.datasets.patterns import expand
 from torchdali.loader import probe
 from torchdali.runtime import machine
@@ -367,8 +367,35 @@ def test_what_is_no_tar_is_named(tmp_path: Path) -> None:
         Tar(str(tmp_path / "empty.tar"))
     with pytest.raises(ValueError, match=r"a\.tar\.gz is compressed; unpack it"):
         Tar(str(tmp_path / "a.tar.gz"))
+    os.mkfifo(tmp_path / "pipe.tar")
+    for kind in (Tar, LMDB):
+        with pytest.raises(OSError, match=r"pipe\.tar must be a file, got a pipe or a device"):
+            kind(tmp_path / "pipe.tar")
     with pytest.raises(ValueError, match="shards must be a path, a pattern or several, got an empty list"):
         Tar([])
+    for wrong in (None, 5, [None], b"a.tar"):
+        with pytest.raises(
+            TypeError, match=f"shards must be a path, a pattern or several, got {re.escape(repr(wrong))}"
+        ):
+            Tar(wrong)  # type: ignore[arg-type]
+    for name in ("gcs://bucket/x.tar", "s3a://bucket/x.json", "ftp://host/x.tar"):
+        with pytest.raises(ValueError, match=f"must begin with s3://, gs://, az:// or https://, got '{name}'"):
+            Tar(name)
+    (tmp_path / "list.json").write_text('{"shardlist": [{"url": "gcs://bucket/x.tar"}]}')
+    with pytest.raises(ValueError, match=r"must begin with s3://, gs://, az:// or https://, got 'gcs://bucket/x\.tar'"):
+        Tar(tmp_path / "list.json")
+
+
+def test_a_label_or_index_of_another_type_is_named(shards: str) -> None:
+    for label in (5, ("cls", 5)):
+        with pytest.raises(TypeError, match=r"label must be a name, several names, a function or None, got \(.*5,?\)"):
+            Tar(shards, label=label)  # type: ignore[arg-type]
+    dataset = Tar(shards)
+    assert dataset[np.int64(-1)][1] == dataset[len(dataset) - 1][1]
+    with pytest.raises(
+        TypeError, match=r"an index of a Tar of .*train-00\.tar.* must be an int, got slice\(0, 2, None\)"
+    ):
+        dataset[0:2]
 
 
 def test_a_copy_with_another_time_is_told_from_other_content(own: str) -> None:

@@ -229,8 +229,17 @@ def test_labels_of_an_lmdb_may_be_text(stores: Any, tmp_path: Path, samples: Sam
     assert plain.name(1).startswith(f"{path}/data.mdb, image-0001 at byte ")
     with pytest.raises(ValueError, match=r"key image-0000 has no label: there is no key b'x-0000'"):
         LMDB(path, image="image-*", label="x-*")
-    with pytest.raises(ValueError, match=r"names of keys with one '\*', got 'image'"):
-        LMDB(path, image="image")
+    for wrong in ({"image": "image"}, {"label": len}, {"label": ("text-*", "x-*")}):
+        ((name, value),) = wrong.items()
+        with pytest.raises(
+            ValueError, match=rf"{name} must be a name of keys with one '\*', got {re.escape(repr(value))}"
+        ):
+            LMDB(path, **{"image": "image-*"} | wrong)
+    with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+        for number in range(3):
+            transaction.put(f"n-{number:04}.cls".encode(), b"dog")
+    with pytest.raises(ValueError, match=r"data\.mdb: the value of key b'n-0000\.cls' must be an int, got b'dog'"):
+        LMDB(path, image="image-*", label="n-*.cls")
 
 
 def test_an_lmdb_of_many_pages_is_read_as_lmdb_reads_it(tmp_path: Path) -> None:

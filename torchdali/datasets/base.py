@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -21,7 +22,15 @@ from torchdali.sources.remote import Client, Range
 from torchdali.sources.source import ContentCache, ReadError
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["EncodedDataset", "EncodedSource", "Label", "RemoteSource", "labels_are_targets", "make_sample"]
+__all__ = [
+    "EncodedDataset",
+    "EncodedSource",
+    "Label",
+    "RemoteSource",
+    "find_row",
+    "labels_are_targets",
+    "make_sample",
+]
 
 Label = str | Callable[[dict[str, Any]], Any] | Sequence[str] | None
 """What the target of a sample is: one of its parts, what a function makes of all, several parts, or nothing."""
@@ -34,6 +43,21 @@ def make_sample(label: Label, image: Any, target: Any) -> Any:
     if label is None:
         return image
     return (image, target) if isinstance(label, str) or callable(label) else {_IMAGE: image, **target}
+
+
+def find_row(dataset: Any, index: Any) -> int:
+    """Return the row that an index of a dataset names, as a list takes it: also by a negative number.
+
+    Raises:
+        IndexError: There is no such row.
+        TypeError: It is no int.
+    """
+    try:
+        return range(len(dataset))[operator.index(index)]
+    except TypeError as error:
+        raise TypeError(
+            f"an index of a {dataset!r} must be an int, got {index!r}; for several samples make a Subset"
+        ) from error
 
 
 class EncodedDataset(Dataset[Any]):
@@ -64,7 +88,9 @@ class EncodedDataset(Dataset[Any]):
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         if label is not None and not isinstance(label, str) and not callable(label):
-            label = tuple(label)
+            label = tuple(label) if isinstance(label, Iterable) else (label,)  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not all(isinstance(name, str) for name in label):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"label must be a name, several names, a function or None, got {label!r}")
             if _IMAGE in label or not label:
                 raise ValueError(f"label must be names of parts other than 'image', got {label!r}")
         self.label: Label = label
@@ -121,7 +147,7 @@ class EncodedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample: image and target, a dictionary of image and several parts, or an image alone."""
-        row = range(len(self))[index]  # raises IndexError as a list does, and takes negative numbers
+        row = find_row(self, index)
         rows = np.array([row], np.int64)
         if self.client is None:
             image, parts = open_rgb(self.read(rows)[0]), self.read_parts(row)

@@ -15,8 +15,7 @@ from torchdali.datasets.fields import decode_field, is_integer_part
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
-from torchdali.datasets.shards import Bytes
-from torchdali.sources import open_file
+from torchdali.datasets.shards import Bytes, open_shard
 from torchdali.sources.remote import Client, is_uri
 
 __all__ = ["LMDB"]
@@ -75,9 +74,10 @@ class LMDB(ShardedDataset):
         index: str | os.PathLike[str] | None = None,
         is_mapped: bool | None = None,
     ) -> None:
-        for name in (image, label):
-            if name is not None and name.count("*") != 1:
-                raise ValueError(f"image and label must be names of keys with one '*', got {name!r}")
+        named: dict[str, Any] = {"image": image} if label is None else {"image": image, "label": label}
+        for argument, name in named.items():
+            if not isinstance(name, str) or name.count("*") != 1:
+                raise ValueError(f"{argument} must be a name of keys with one '*', got {name!r}")
         self.image = image
         super().__init__(path, f"image={image!r}", label, transform, target_transform, index, is_mapped)
 
@@ -102,14 +102,18 @@ class LMDB(ShardedDataset):
             if label_key not in labels:
                 raise ValueError(f"{path}: key {name} has no label: there is no key {label_key!r}")
             _, start, span = labels[label_key]
-            yield Place(name, offset, length, start, span, (self._read_label(path, start, span),))
+            yield Place(name, offset, length, start, span, (self._read_label(path, label_key, start, span),))
 
-    def _read_label(self, path: str, start: int, span: int) -> int | None:
+    def _read_label(self, path: str, key: bytes, start: int, span: int) -> int | None:
         if not is_integer_part(str(self.label)):
             return None
         with Path(path).open("rb") as stream:
             stream.seek(start)
-            return int(stream.read(span))
+            data = stream.read(span)
+        try:
+            return int(data)
+        except ValueError as error:
+            raise ValueError(f"{path}: the value of key {key!r} must be an int, got {data!r:.40}") from error
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         assert isinstance(self.label, str)
@@ -125,7 +129,7 @@ class LMDB(ShardedDataset):
 
 def _list_values(path: str) -> list[_Value]:
     """Return the keys and places of all values, in the order of keys."""
-    file, status = open_file(path)
+    file, status = open_shard(path)
     try:
         tree = _Tree(file, status.st_size, path)
         return list(tree.walk(tree.root, 0)) if tree.root != _NO_PAGE else []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from torchdali.datasets.patterns import Pattern, expand
 from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.runtime import machine
+from torchdali.sources import UNREADABLE
 from torchdali.sources.places import Places
 from torchdali.sources.remote import Client, Range, make_client
 from torchdali.transforms.spec import IntArray
@@ -67,7 +69,10 @@ class ShardedDataset(EncodedDataset):
         remote: Any = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
-        patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+        is_several = isinstance(shards, Iterable) and not isinstance(shards, str)
+        patterns: list[Any] = list(cast("Any", shards)) if is_several else [shards]
+        if not all(isinstance(one, (str, os.PathLike)) for one in patterns):
+            raise TypeError(f"shards must be a path, a pattern or several, got {shards!r}")
         self._paths, self.client = self._find_shards(patterns, remote)
         if is_mapped is None:
             is_mapped = not any(map(machine.is_on_network, {os.path.dirname(path) or "." for path in self._paths}))  # noqa: PTH120 - names in messages stay as they are
@@ -189,6 +194,11 @@ class ShardedDataset(EncodedDataset):
                 fields = self._read_fields(data, unknown)
             except KeyError as error:
                 raise ValueError(f"{self.name(row)} has no part {error}, which label= names") from error
+            except (*UNREADABLE, BadZipFile) as error:  # of a part in .npz, too
+                raise ValueError(
+                    f"{self.name(row)} has a part that cannot be decoded ({error!r}); write the shard again, or name "
+                    "other parts as label="
+                ) from error
         if unknown is None:
             return fields
         known = {name: int(column[row]) for name, column in self.integers.items()}

@@ -21,7 +21,7 @@ from torchdali.sources import open_file
 from torchdali.sources.places import Bytes, Places
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Bytes", "Column", "ShardFile", "Shards", "describe_change", "stat_shards"]
+__all__ = ["Bytes", "Column", "ShardFile", "Shards", "describe_change", "open_shard", "stat_shards"]
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -234,6 +234,16 @@ def stat_shards(paths: Sequence[str]) -> list[tuple[int, int]]:
     return [(status.st_size, status.st_mtime_ns) for status in statuses]
 
 
+def open_shard(path: str) -> tuple[int, os.stat_result]:
+    """Open a shard, as :func:`open_file` does. Every error names it."""
+    try:
+        return open_file(path)
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(f"{path} must be a file, got a pipe or a device; copy its content to a file") from error
+        raise
+
+
 class ShardFile:
     """A shard that is read to make its index. Use it as a context.
 
@@ -251,7 +261,7 @@ class ShardFile:
     def __init__(self, path: str) -> None:
         if os.path.isdir(path):  # noqa: PTH112 - the path as it is given
             raise IsADirectoryError(f"{path} is a folder; name its files, such as {os.path.join(path, '*')}")  # noqa: PTH118
-        self._file, status = open_file(path)
+        self._file, status = open_shard(path)
         self.status: os.stat_result | None = status
         self.size = status.st_size
 

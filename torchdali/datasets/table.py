@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from torchvision.datasets.folder import pil_loader
 
-from torchdali.datasets.base import EncodedDataset, Label, labels_are_targets, make_sample
+from torchdali.datasets.base import EncodedDataset, Label, find_row, labels_are_targets, make_sample
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import FileSource, Labels, Source
 from torchdali.sources.arrow import ArrowColumn
@@ -111,7 +111,7 @@ class Table(EncodedDataset):
         """Return a sample. The image is opened as ``ImageFolder`` opens it."""
         if self.client is not None or self._images is not None:
             return super().__getitem__(index)
-        row = range(len(self))[index]
+        row = find_row(self, index)
         image = pil_loader(self._path(row))
         return make_sample(self.label, self.transform(image) if self.transform else image, self.target(row))
 

@@ -12,7 +12,7 @@ import posixpath
 from pathlib import Path
 from typing import Any
 
-from torchdali.sources.remote import Client, Range, is_uri
+from torchdali.sources.remote import Client, Range, check_schemes, is_uri
 
 __all__ = ["read_shard_list"]
 
@@ -28,16 +28,19 @@ def read_shard_list(file: str | os.PathLike[str], remote: Any) -> list[str]:
         ValueError: It is no such JSON.
         OSError: It cannot be read.
     """
+    check_schemes([file])
     is_object = is_uri(file)
     data = Client(remote).read_one(Range(str(file))).tobytes() if is_object else Path(file).expanduser().read_bytes()
     try:
         content = json.loads(data)
-        names = [_resolve(str(file), entry["url"]) for entry in content["shardlist"]]
+        urls = [entry["url"] for entry in content["shardlist"]]
+        names = [_resolve(str(file), url) for url in urls]
         others = content.get("datasets")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{file} must be a JSON with a list 'shardlist' of entries with a 'url', as wids has"
         ) from error
+    check_schemes(urls)
     if others or not names:
         raise ValueError(f"{file} lists no shards, or names other lists as 'datasets'; give the shards themselves")
     return names

@@ -229,10 +229,14 @@ def commands() -> click.Group:
         from torchdali.tools.commands.videos import is_video_name
 
         path = Path(targets[0])
+        are_videos = all(map(is_video_name, targets)) and not path.is_dir()
+        are_shards = not are_videos and (len(targets) > 1 or not path.is_dir() or (path / "data.mdb").exists())
+        if image and not are_shards:
+            raise click.UsageError(f"--image goes with SHARDS, got {path}")
         try:
-            if all(map(is_video_name, targets)) and not path.is_dir():
+            if are_videos:
                 result = check_videos(path, targets)
-            elif len(targets) > 1 or not path.is_dir() or (path / "data.mdb").exists():
+            elif are_shards:
                 result = check_shards(targets, image)
             else:
                 result = run(path, device=device)

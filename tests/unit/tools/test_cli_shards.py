@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,18 @@ def test_index_is_the_one_that_a_dataset_takes(pictures: Path, tmp_path: Path) -
     refused = run("index", tmp_path / "shard-*.tar")
     assert refused.exit_code == 2
     assert "has changed since" in " ".join(refused.output.split())
+
+
+def test_an_option_that_a_kind_of_shards_does_not_take_is_refused(pictures: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.write(ImageFolder(pictures).samples[0][0])
+    for command in ("index", "check"):
+        result = run(command, tmp_path / "all.zip", "--image", "x")
+        assert result.exit_code == 2
+        assert "--image goes with tar, TFRecord and LMDB files, got " in " ".join(result.output.split())
+    for target in (pictures, tmp_path / "a.mp4"):
+        result = run("check", target, "--image", "x")
+        assert (result.exit_code, "--image goes with SHARDS, got " in result.output) == (2, True)
 
 
 def test_check_names_shard_key_and_offset(pictures: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torchdali.runtime import lifecycle
 from torchdali.runtime.threads import wait_for
 from torchdali.sources.remote import fetch
 from torchdali.sources.remote.fetch import Fetcher, FetchError, Stat, Wanted
-from torchdali.sources.remote.uris import identify_store, is_uri, split_uri
+from torchdali.sources.remote.uris import check_schemes, identify_store, is_uri, split_uri
 from torchdali.sources.source import ReadError
 
 __all__ = ["Client", "Range", "make_client"]
@@ -232,9 +232,11 @@ def make_client(names: Iterable[object], store: Any, what: str) -> Client | None
         what: What they are, for messages.
 
     Raises:
-        ValueError: Some are objects and some are files, or all are files and there is a store.
+        ValueError: Some are objects and some are files, all are files and there is a store, or one is neither.
         ModuleNotFoundError: The package obstore is not installed.
     """
+    names = list(names)
+    check_schemes(names)
     kinds = {is_uri(name) for name in names}
     if len(kinds) > 1:
         raise ValueError(f"{what} must be all files or all objects, got both; make two datasets and a ConcatDataset")

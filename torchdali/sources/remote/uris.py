@@ -6,13 +6,15 @@ import hashlib
 import os
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["identify_store", "is_uri", "split_uri"]
+__all__ = ["check_schemes", "identify_store", "is_uri", "split_uri"]
 
 _URI = re.compile(r"(?:s3|gs|az|https?)://[^/]+/.")
 _SCHEME = re.compile(r"(?:s3|gs|az|https?)://")
+_ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _VARIABLES = (
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT",
@@ -39,6 +41,19 @@ def is_uri(text: object) -> bool:
     A path object is always a file.
     """
     return isinstance(text, str) and bool(_SCHEME.match(text))
+
+
+def check_schemes(names: Iterable[object]) -> None:
+    """Raise if a name begins with a scheme that is none of an object store: it would be taken for that of a file.
+
+    Raises:
+        ValueError: One does.
+    """
+    for name in names:
+        if isinstance(name, str) and "://" in name and not is_uri(name) and _ANY_SCHEME.match(name):
+            raise ValueError(
+                f"an object must begin with s3://, gs://, az:// or https://, got {name!r}; a file has a plain path"
+            )
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -48,6 +48,8 @@ def open_shards(shards: Sequence[str], image: str | None, index: Path | None, **
         kind = {".tar": Tar, ".json": Tar, ".zip": Zip, ".rec": RecordIO, ".lmdb": LMDB, ".mdb": LMDB}.get(
             Path(first).suffix.lower(), LMDB if Path(first, "data.mdb").exists() else TFRecord
         )
+        if image and kind in (Zip, RecordIO):
+            raise OptionError(f"--image goes with tar, TFRecord and LMDB files, got {first}: a {kind.__name__} has one")
         if image:
             options["image"] = tuple(image.split(",")) if kind is Tar else image
         return kind(shards, index=index, **options)
