@@ -268,11 +268,17 @@ def test_images_and_shards_are_found_by_name(tmp_path: Path, folder: ImageFolder
             Tar(tmp_path / "c.json")
     with pytest.raises(ValueError, match=r"a.tar: sample z has left.png, and image=\('jpg',\) names none of them"):
         Tar(tmp_path / "a.tar", image="jpg")
+    for pattern in ("x-{0,{1..2}}.tar", "x-{{1..2},0}.tar"):
+        with pytest.raises(
+            ValueError, match=rf"braces in a pattern must not be nested, got .*{re.escape(pattern)}'; g"
+        ):
+            Tar(str(tmp_path / pattern))
     with pytest.raises(FileNotFoundError, match=r"no file has a name like .*d\*.tar"):
         Tar(str(tmp_path / "d*.tar"))
     with pytest.raises(ValueError, match="has no 'txt', its label; it has jpg, png, cls"):
         Tar(tmp_path / "b.tar", label="txt")
     write_tar(tmp_path / "c.tar", [("y", {"jpg": jpeg, "json": b"{}"})])
+    assert Tar(tmp_path / "b.tar", label="__key__", transform=EXACT)[1][1] == "Y"
     with pytest.raises(ValueError, match="the json:x of sample y cannot be read"):
         Tar(tmp_path / "c.tar", label="json:x")
     with pytest.raises(ValueError, match="label must be names of parts other than 'image'"):

@@ -304,9 +304,52 @@ def test_columns_of_tables(tmp_path: Path, folder: ImageFolder, stores: Any) -> 
     path.write_text("file,a\nx\n")
     with pytest.raises(ValueError, match="has a line without a value of 'a'"):
         Table(path, label="a")
+    path.write_bytes("file,a\nx,1\ny,é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"list\.csv must be a CSV file in UTF-8, got another: line 3 has other"):
+        Table(path, label="a")
+    with pytest.raises(TypeError, match="tables must be a path, a pattern or several, got None"):
+        Table(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a table must be a file, got s3://bucket/list\.csv"):
+        Table("s3://bucket/list.csv")
     pq.write_table(pa.table({"file": [1, 2]}), tmp_path / "numbers.parquet")
     with pytest.raises(TypeError, match="a column of images must be of bytes, got int64"):
         Table(tmp_path / "numbers.parquet")
+    pq.write_table(pa.table({"file": ["x", None]}), tmp_path / "null.parquet")
+    with pytest.raises(ValueError, match=r"null\.parquet, row 1: the column 'file' must have a path in each row"):
+        Table(tmp_path / "null.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "null.parquet").read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"cut\.parquet is no Parquet file, or damaged \(.*\); write it again"):
+        Table(tmp_path / "cut.parquet")
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
+        Table(tmp_path / "none.parquet")
+
+
+def test_several_tables_are_one(tmp_path: Path, folder: ImageFolder) -> None:
+    for number, rows in enumerate((folder.samples[:3], folder.samples[3:5])):
+        part = tmp_path / str(number)
+        part.mkdir()
+        names = [os.path.relpath(path, part) for path, _ in rows]
+        labels = ["x" if number else "1"] * len(rows)  # one column of texts, not of ints and texts
+        lines = [f"{name},{label}" for name, label in zip(names, labels, strict=True)]
+        (part / "list.csv").write_text("\n".join(["file,y", *lines]))
+        # as pandas writes a Categorical
+        paths = pa.array(names).dictionary_encode()
+        pq.write_table(pa.table({"file": paths, "y": labels}), part / "list.parquet")
+        images = [Path(path).read_bytes() for path, _ in rows]
+        pq.write_table(pa.table({"file": images, "y": labels}), part / "bytes.parquet")
+    for name in ("list.csv", "list.parquet", "bytes.parquet"):
+        dataset = Table(str(tmp_path / "{0,1}" / name), label="y", transform=EXACT)
+        batches = epoch(DALILoader, dataset)
+        assert same(batches, epoch(DataLoader, dataset))
+        assert [label for _, labels in batches for label in labels] == ["1", "1", "1", "x", "x"]
+        expected = [Path(path).read_bytes() for path, _ in folder.samples[:5]]
+        assert [data.tobytes() for data in dataset.read(np.arange(5))] == expected
+    assert dataset.name(3) == f"{tmp_path / '1' / 'bytes.parquet'}, row 0"
+    assert len(Table([tmp_path / "0" / "list.csv"] * 2)) == 6
+    with pytest.raises(ValueError, match=r"tables must be all \.csv or all \.parquet files, got "):
+        Table(str(tmp_path / "0" / "list.*"))
+    with pytest.raises(ValueError, match="'file' must be of one type in all tables, got binary and string"):
+        Table(str(tmp_path / "0" / "*.parquet"))
 
 
 def test_texts_of_tables_that_python_takes_for_numbers_stay_texts(tmp_path: Path) -> None:

@@ -9,17 +9,36 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 from torchdali.sources.remote import is_uri
 
-__all__ = ["Pattern", "expand"]
+__all__ = ["Pattern", "expand", "list_patterns"]
 
 Pattern = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_NESTED = re.compile(r"\{[^{}]*,[^{}]*\{[^{}]*\}|\{[^{}]*\}[^{}]*,[^{}]*\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _NO_SHARD = re.compile(r"\.(idx|json|npz(\.lock|\.\d+\.unfinished)?)$|(^|/)classes\.txt$")
 """What lies beside shards: indexes of torchdali, DALI, MXNet and wids, and the class names of ``torchdali pack``."""
+
+
+def list_patterns(pattern: Pattern, what: str) -> list[Any]:
+    """Return the patterns that an argument has.
+
+    Args:
+        pattern: The argument.
+        what: What they name, for messages.
+
+    Raises:
+        TypeError: It has something else.
+    """
+    is_several = isinstance(pattern, Iterable) and not isinstance(pattern, str)
+    patterns: list[Any] = list(cast("Any", pattern)) if is_several else [pattern]
+    if not all(isinstance(one, (str, os.PathLike)) for one in patterns):
+        raise TypeError(f"{what} must be a path, a pattern or several, got {pattern!r}")
+    return patterns
 
 
 def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = None) -> list[str]:
@@ -32,6 +51,7 @@ def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = N
 
     Raises:
         FileNotFoundError: No file has such a name.
+        ValueError: Braces are nested, or there is no pattern.
     """
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
     paths: list[str] = []
@@ -57,6 +77,8 @@ def _leave_out(names: list[str]) -> list[str]:
 
 
 def _expand_braces(pattern: str) -> list[str]:
+    if _NESTED.search(pattern):
+        raise ValueError(f"braces in a pattern must not be nested, got {pattern!r}; give several patterns")
     texts = _BRACES.split(pattern)
     choices = [_list_choices(text) if i % 2 else [text] for i, text in enumerate(texts)]
     return ["".join(parts) for parts in product(*choices)]

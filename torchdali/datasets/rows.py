@@ -64,7 +64,7 @@ def _read_table(file: Path, argument: str) -> list[Row]:
     read = {".csv": read_csv, ".parquet": read_parquet}.get(file.suffix.lower())
     if read is None:
         raise ValueError(f"{argument} must be a folder, a .csv or .parquet file, or a list of paths, got '{file}'")
-    paths, columns = read(file, "file", None)
+    paths, _, columns = read([file], "file", None)
     if not isinstance(paths, list) or any(type(path) is not str for path in cast("list[Any]", paths)):
         raise ValueError(f"the column 'file' of {file} must have a path in each row")
     names = cast("list[str]", paths)

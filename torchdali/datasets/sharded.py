@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 from zipfile import BadZipFile
 
 import numpy as np
 
 from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.index import Place, ShardIndex, find_index, open_index
-from torchdali.datasets.patterns import Pattern, expand
+from torchdali.datasets.patterns import Pattern, expand, list_patterns
 from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.runtime import machine
@@ -69,11 +69,7 @@ class ShardedDataset(EncodedDataset):
         remote: Any = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
-        is_several = isinstance(shards, Iterable) and not isinstance(shards, str)
-        patterns: list[Any] = list(cast("Any", shards)) if is_several else [shards]
-        if not all(isinstance(one, (str, os.PathLike)) for one in patterns):
-            raise TypeError(f"shards must be a path, a pattern or several, got {shards!r}")
-        self._paths, self.client = self._find_shards(patterns, remote)
+        self._paths, self.client = self._find_shards(list_patterns(shards, "shards"), remote)
         if is_mapped is None:
             is_mapped = not any(map(machine.is_on_network, {os.path.dirname(path) or "." for path in self._paths}))  # noqa: PTH120 - names in messages stay as they are
         self.is_mapped = is_mapped and self.client is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,16 +16,18 @@ import numpy as np
 from torchvision.datasets.folder import pil_loader
 
 from torchdali.datasets.base import EncodedDataset, Label, find_row, labels_are_targets, make_sample
+from torchdali.datasets.patterns import Pattern, expand, list_patterns
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import FileSource, Labels, Source
 from torchdali.sources.arrow import ArrowColumn
 from torchdali.sources.paths import Paths, build_table, to_int64
 from torchdali.sources.paths import Table as PathTable
-from torchdali.sources.remote import Range, is_uri, make_client
+from torchdali.sources.remote import Range, check_schemes, is_uri, make_client
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["Table", "read_csv", "read_parquet"]
 
+_TEXTS = {"string", "large_string"}
 _NO_NUMBER = re.compile(r"_|[^\x00-\x7f]")
 """Characters that ``int()`` and ``float()`` take, and pandas does not: ``1_2`` would become 12."""
 
@@ -33,7 +37,8 @@ class Table(EncodedDataset):
 
     Args:
         file: A ``.csv`` file with the names of columns in its first line, or a ``.parquet`` file, for which the package
-            ``pyarrow`` must be installed.
+            ``pyarrow`` must be installed. Also a pattern such as ``"part-{0..7}.csv"`` or ``"*.parquet"``, or several
+            files. Their rows follow each other.
         image: The column of images: of paths or objects such as ``s3://bucket/name.jpg``, or in a Parquet file of image
             files as bytes.
         label: The column of targets; a function of the dictionary of all columns other than the image; or several
@@ -51,7 +56,7 @@ class Table(EncodedDataset):
 
     def __init__(
         self,
-        file: str | os.PathLike[str],
+        file: Pattern,
         image: str = "file",
         label: Label = None,
         root: str | os.PathLike[str] | None = None,
@@ -60,12 +65,11 @@ class Table(EncodedDataset):
         remote: Any = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
-        self.file = Path(file).expanduser()
-        names = None if callable(label) else [label] if isinstance(label, str) else [*(label or ())]
-        read = {".csv": read_csv, ".parquet": read_parquet}.get(self.file.suffix.lower())
-        if read is None:
-            raise ValueError(f"{self.file} must be a .csv or a .parquet file")
-        images, self._columns = read(self.file, image, names)
+        self.files = _find_tables(file)
+        others = None if callable(label) else [label] if isinstance(label, str) else [*(label or ())]
+        read = read_csv if self.files[0].suffix.lower() == ".csv" else read_parquet
+        images, counts, self._columns = read(self.files, image, others)
+        self._ends = np.cumsum(counts)
         self.integers = {name: column for name, column in self._columns.items() if hasattr(column, "dtype")}
         self.paths: PathTable | None = None
         self._images: ArrowColumn | None = None
@@ -73,11 +77,17 @@ class Table(EncodedDataset):
             self._images = ArrowColumn(images)
             self._count = len(self._images)
         else:
-            if not is_uri(root):
-                root = self.file.parent if root is None else Path(root).expanduser()
             paths = cast("list[str]", images)
-            names = [path if is_uri(path) else os.path.join(cast("str", root), path) for path in paths]  # noqa: PTH118 - of millions
-            self.client = make_client(names, remote, f"the images of {self.file}")
+            check_schemes(chain([root], paths))
+            folder = root if root is None or is_uri(root) else Path(root).expanduser()
+            rows, names = iter(paths), list[str]()
+            for file, count in zip(self.files, counts, strict=True):
+                parent = cast("str", folder or file.parent)
+                names += [
+                    path if is_uri(path) else os.path.join(parent, path)  # noqa: PTH118 - of millions
+                    for path in islice(rows, count)
+                ]
+            self.client = make_client(names, remote, f"the images of {self!r}")
             self.paths, self._count = build_table(names), len(names)
 
     def __len__(self) -> int:
@@ -105,7 +115,10 @@ class Table(EncodedDataset):
         return values[self.label] if isinstance(self.label, str) else values if self.label else None
 
     def name(self, row: int) -> str:
-        return self._path(row) if self.paths is not None else f"{self.file}, row {row}"
+        if self.paths is not None:
+            return self._path(row)
+        table = int(np.searchsorted(self._ends, row, "right"))
+        return f"{self.files[table]}, row {row - int(self._ends[table - 1] if table else 0)}"
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample. The image is opened as ``ImageFolder`` opens it."""
@@ -122,7 +135,8 @@ class Table(EncodedDataset):
         return _ListedFiles(self, self.paths)
 
     def __repr__(self) -> str:
-        return f"Table of {self.file}"
+        files = self.files
+        return f"Table of {files[0] if len(files) == 1 else f'{len(files):,} files from {files[0]} on'}"
 
 
 class _ListedFiles(FileSource):
@@ -144,19 +158,58 @@ class _ListedFiles(FileSource):
         return make_sample(self._dataset.label, image, target)
 
 
-def read_csv(file: Path, image: str, names: Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
-    """Return the column of images, and other columns: those of ``names``, or all of them for None.
+def _find_tables(pattern: Pattern) -> list[Path]:
+    names = list_patterns(pattern, "tables")
+    for name in names:
+        if is_uri(name):
+            raise ValueError(f"a table must be a file, got {name}; copy it to a disk")
+    check_schemes(names)
+    files = [Path(name) for name in expand(names)]
+    for file in files:
+        if file.suffix.lower() not in (".csv", ".parquet"):
+            raise ValueError(f"{file} must be a .csv or a .parquet file")
+    if len({file.suffix.lower() for file in files}) > 1:
+        raise ValueError(f"tables must be all .csv or all .parquet files, got {', '.join(map(str, files)):.200}")
+    return files
+
+
+def read_csv(
+    files: Sequence[Path], image: str, names: Sequence[str] | None
+) -> tuple[list[str], list[int], dict[str, Any]]:
+    """Return the column of images in all files, the numbers of rows in each, and other columns.
+
+    Args:
+        files: The files. Their columns follow each other.
+        image: The column of images.
+        names: The other columns; None for all others that the first file has.
 
     Raises:
-        ValueError: There is no such column, or a line lacks a value.
-        OSError: The file cannot be read.
+        ValueError: There is no such column, a line lacks a value, or a file is no CSV file in UTF-8.
+        OSError: A file cannot be read.
     """
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        rows = csv.DictReader(stream)
-        others = _check_columns(file, image, names, list(rows.fieldnames or ()))
-        table: list[tuple[str, ...]] = [tuple(_get_cells(file, row, [image, *others])) for row in rows]
+    table: list[tuple[str, ...]] = []
+    ends = [0]
+    for file in files:
+        try:
+            with file.open(newline="", encoding="utf-8-sig") as stream:
+                rows = csv.DictReader(stream)
+                names = _check_columns(file, image, names, list(rows.fieldnames or ()))
+                table += [tuple(_get_cells(file, row, [image, *names])) for row in rows]
+        except (UnicodeDecodeError, csv.Error) as error:
+            number = _find_no_utf8(file)
+            where = f"line {number} has other bytes" if number else str(error)
+            raise ValueError(f"{file} must be a CSV file in UTF-8, got another: {where}; write it again") from error
+        ends.append(len(table))
+    others = list(names or ())
     columns = [*zip(*table, strict=True)] or [()] * (1 + len(others))
-    return list(columns[0]), {name: _convert(column) for name, column in zip(others, columns[1:], strict=True)}
+    counts = [end - start for start, end in pairwise(ends)]
+    return list(columns[0]), counts, {name: _convert(texts) for name, texts in zip(others, columns[1:], strict=True)}
+
+
+def _find_no_utf8(file: Path) -> int:
+    """Return the number of the first line that is no text in UTF-8; 0 if all are."""
+    with file.open("rb") as stream:
+        return next((i for i, line in enumerate(stream, 1) if "\ufffd" in line.decode(errors="replace")), 0)
 
 
 def _get_cells(file: Path, row: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
@@ -190,11 +243,45 @@ def _compress(values: list[Any]) -> Any:
     return values if numbers is None else numbers
 
 
-def read_parquet(file: Path, image: str, names: Sequence[str] | None) -> tuple[Any, dict[str, Any]]:
+def read_parquet(
+    files: Sequence[Path], image: str, names: Sequence[str] | None
+) -> tuple[Any, list[int], dict[str, Any]]:
     """Return what :func:`read_csv` returns. The column of images is a list of texts, or else pyarrow's."""
-    parquet: Any = import_module("pyarrow.parquet")
-    others = _check_columns(file, image, names, parquet.read_schema(file).names)
-    table: Any = parquet.read_table(file, columns=[image, *others])
-    column: Any = table[image]
-    columns = {name: _compress(table[name].to_pylist()) for name in others}
-    return column.to_pylist() if str(column.type) in ("string", "large_string") else column, columns
+    arrow: Any = import_module("pyarrow")
+    images: list[Any] = []
+    columns: dict[str, list[Any]] = {}
+    for file in files:
+        with _name_damage(file):
+            known = import_module("pyarrow.parquet").read_schema(file).names
+        names = _check_columns(file, image, names, known)
+        with _name_damage(file):
+            table: Any = import_module("pyarrow.parquet").read_table(file, columns=[image, *names])
+        column: Any = table[image]
+        if arrow.types.is_dictionary(column.type):  # such as a Categorical of pandas
+            column = column.cast(column.type.value_type)
+        if str(column.type) in _TEXTS and column.null_count:
+            row = column.to_pylist().index(None)
+            raise ValueError(f"{file}, row {row}: the column {image!r} must have a path in each row, got none")
+        images.append(column)
+        for name in names:
+            columns.setdefault(name, []).extend(table[name].to_pylist())
+    counts = [len(column) for column in images]
+    others = {name: _compress(values) for name, values in columns.items()}
+    types = {str(column.type) for column in images}
+    if types <= _TEXTS:
+        return [path for column in images for path in column.to_pylist()], counts, others
+    if len(types) > 1:
+        raise ValueError(f"the column {image!r} must be of one type in all tables, got {' and '.join(sorted(types))}")
+    chunks = [chunk for column in images for chunk in column.chunks]
+    return arrow.chunked_array(chunks, images[0].type), counts, others
+
+
+@contextmanager
+def _name_damage(file: Path) -> Generator[None]:
+    """Let errors of pyarrow about what is in a file name it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None):  # it is about the file itself
+            raise
+        raise ValueError(f"{file} is no Parquet file, or damaged ({error}); write it again") from error

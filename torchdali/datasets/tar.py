@@ -44,11 +44,11 @@ class Tar(ShardedDataset):
             file ``.json`` is a list of shards, as ``widsindex`` writes it: files or objects, by their names relative to
             it. It may be an object too.
         image: The part that is the image; several are tried in this order.
-        label: The target: a part such as ``"cls"``; a key of its JSON as ``"json:label"``; a function of the
-            dictionary of all parts other than the image, with the key as ``"__key__"``; or several names. With several
-            names, samples are dictionaries with the image as ``"image"``. None: samples are images. ``cls``, ``index``
-            and ``id`` become integers, ``txt`` becomes text, ``json`` is parsed, ``npy`` and ``npz`` become arrays,
-            and images PIL images. Others are bytes.
+        label: The target: a part such as ``"cls"``; a key of its JSON as ``"json:label"``; the sample's key as
+            ``"__key__"``; a function of the dictionary of all parts other than the image, and the key; or several
+            names. Samples are then dictionaries with the image as ``"image"``. None: samples are images. ``cls``,
+            ``index`` and ``id`` become integers, ``txt`` becomes text, ``json`` is parsed, ``npy`` and ``npz`` become
+            arrays, and images PIL images. Others are bytes.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
         index: The file of the index; None for a name beside the first shard, or for objects in ``~/.cache/torchdali``.
@@ -112,6 +112,8 @@ class Tar(ShardedDataset):
     def _read_label(self, path: str, key: str, parts: dict[str, Member], window: _Window, label: str) -> int | None:
         """Return a part of a sample that is a label, if it is an int, else None."""
         name, _, in_json = label.partition(":")
+        if name == "__key__":
+            return None
         part = parts.get(name)
         if isinstance(self.label, tuple) and (part is None or not (in_json or is_integer_part(name))):
             return None  # read when it is asked for
