@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torchdali.datasets.base import Label
@@ -44,11 +45,11 @@ class Tar(ShardedDataset):
             file ``.json`` is a list of shards, as ``widsindex`` writes it: files or objects, by their names relative to
             it. It may be an object too.
         image: The part that is the image; several are tried in this order.
-        label: The target: a part such as ``"cls"``; a key of its JSON as ``"json:label"``; the sample's key as
-            ``"__key__"``; a function of the dictionary of all parts other than the image, and the key; or several
-            names. Samples are then dictionaries with the image as ``"image"``. None: samples are images. ``cls``,
-            ``index`` and ``id`` become integers, ``txt`` becomes text, ``json`` is parsed, ``npy`` and ``npz`` become
-            arrays, and images PIL images. Others are bytes.
+        label: The target: a part such as ``"cls"``, a key of its JSON as ``"json:label"``, or the sample's key as
+            ``"__key__"``. It may be a function of the dictionary of all parts other than the image, and the key. It may
+            be several names: samples are then dictionaries with the image as ``"image"``. None: samples are images.
+            ``cls``, ``index`` and ``id`` become integers, ``txt`` becomes text, ``json`` is parsed, ``npy`` and ``npz``
+            become arrays, and images PIL images. Others are bytes.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
         index: The file of the index; None for a name beside the first shard, or for objects in ``~/.cache/torchdali``.
@@ -79,6 +80,16 @@ class Tar(ShardedDataset):
     ) -> None:
         self.image: tuple[str, ...] = (image,) if isinstance(image, str) else tuple(image)
         super().__init__(shards, f"image={self.image!r}", label, transform, target_transform, index, is_mapped, remote)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, by label: the lines of ``classes.txt`` beside the shards. ``torchdali pack`` writes it.
+
+        It is empty without such a file, and if the label is another part than ``cls``.
+        """
+        file = Path(self._paths[0]).parent / "classes.txt"
+        has_names = self.label == "cls" and self.client is None and file.exists()
+        return file.read_text(encoding="utf-8").splitlines() if has_names else []
 
     def _find_shards(self, shards: Sequence[str | os.PathLike[str]], remote: Any) -> tuple[list[str], Client | None]:
         if len(shards) == 1 and str(shards[0]).endswith(".json"):

@@ -39,7 +39,8 @@ def test_pack_keeps_bytes_and_order(pictures: Path, tmp_path: Path) -> None:
     assert [dataset.read(range_of(row))[0].tobytes() for row in range(len(dataset))] == [
         Path(path).read_bytes() for path, _ in folder.samples
     ]
-    assert (tmp_path / "out" / "classes.txt").read_text().split() == folder.classes
+    assert (tmp_path / "out" / "classes.txt").read_text().split() == folder.classes == dataset.classes
+    assert Tar(shards, label=None).classes == []
     names: list[str] = []
     for shard in shards:
         with tarfile.open(shard) as archive:  # any program reads it

@@ -93,7 +93,7 @@ def pack_folder(folder: Path, out: Path, console: Console, **options: Any) -> No
             dataset = pack(samples, out, on_progress=advance, **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise OptionError(str(error)) from error
-    (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
+    (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes), encoding="utf-8")
     total = sum(Path(path).stat().st_size for path in dataset.shards.paths)
     console.out(f"{_count(dataset)} of {out}, {format_size(total)}", highlight=False)
 
