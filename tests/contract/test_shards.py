@@ -394,7 +394,7 @@ def test_what_is_no_tar_is_named(tmp_path: Path) -> None:
 
 def test_a_label_or_index_of_another_type_is_named(shards: str) -> None:
     for label in (5, ("cls", 5)):
-        with pytest.raises(TypeError, match=r"label must be a name, several names, a function or None, got \(.*5,?\)"):
+        with pytest.raises(TypeError, match=r"label must be a name, several names, a function or None, got .*5\)?$"):
             Tar(shards, label=label)  # type: ignore[arg-type]
     dataset = Tar(shards)
     assert dataset[np.int64(-1)][1] == dataset[len(dataset) - 1][1]

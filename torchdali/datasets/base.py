@@ -88,11 +88,12 @@ class EncodedDataset(Dataset[Any]):
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         if label is not None and not isinstance(label, str) and not callable(label):
-            label = tuple(label) if isinstance(label, Iterable) else (label,)  # pyright: ignore[reportUnnecessaryIsInstance]
-            if not all(isinstance(name, str) for name in label):  # pyright: ignore[reportUnnecessaryIsInstance]
+            several: Any = tuple(label) if isinstance(label, Iterable) else (None,)  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not all(isinstance(name, str) for name in several):
                 raise TypeError(f"label must be a name, several names, a function or None, got {label!r}")
-            if _IMAGE in label or not label:
-                raise ValueError(f"label must be names of parts other than 'image', got {label!r}")
+            if _IMAGE in several or not several:
+                raise ValueError(f"label must be names of parts other than 'image', got {several!r}")
+            label = several
         self.label: Label = label
         names = () if label is None or callable(label) else (label,) if isinstance(label, str) else label
         self.parts: tuple[str, ...] = tuple(names)

@@ -83,7 +83,7 @@ class Tar(ShardedDataset):
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, by label: the lines of ``classes.txt`` beside the shards. ``torchdali pack`` writes it.
+        """The names of the classes, by label: lines of ``classes.txt`` beside the shards, from ``torchdali pack``.
 
         It is empty without such a file, and if the label is another part than ``cls``.
         """
