@@ -100,7 +100,8 @@ class ObjectServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         for writer in self._writers:
             writer.transport.abort()
-        await asyncio.sleep(0)  # the loop closes their sockets
+        closed = (writer.wait_closed() for writer in self._writers)
+        await asyncio.wait_for(asyncio.gather(*closed, return_exceptions=True), 5)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
