@@ -165,7 +165,7 @@ def test_labels_of_tables_keep_their_types(folder: Path, tmp_path: Path, labels:
     assert dataset.choose_frames(0, dataset.get_video(0), 0).tolist() == [22, 23]
     for wrong in ([1, 2], [names[0], None], [b"a", b"b"]):
         pq.write_table(pa.table({"file": wrong}), tmp_path / "wrong.parquet")
-        with pytest.raises(ValueError, match=r"the column 'file' of .*wrong\.parquet must have a path in each row"):
+        with pytest.raises(ValueError, match=r"wrong\.parquet.* must have a path in each row"):
             VideoClips(tmp_path / "wrong.parquet", **options)
 
 
