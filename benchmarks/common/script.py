@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -67,6 +68,13 @@ class Results:
         self.whole["machine"] = report.describe_machine(self.runs, self._args.commit)
         self.whole["total_seconds"] = round(time.perf_counter() - self._started, 1)
         self._write(self.whole, self._args.out, self._args.name)
+
+
+def run_worker(benchmark: str, options: dict[str, Any], timeout: float | None = None) -> list[dict[str, Any]]:
+    """Run a process of a study, whose work gets ``options``. Return the lines of JSON that it prints."""
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--worker", json.dumps(options)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=timeout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def main(

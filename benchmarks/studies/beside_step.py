@@ -16,8 +16,6 @@ import itertools
 import json
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, report
-from benchmarks.common.script import Results, main, make_parser, parse_args
+from benchmarks.common.script import Results, main, make_parser, parse_args, run_worker
 
 SYSTEMS = {
     "synthetic": "one batch on the GPU",
@@ -143,9 +141,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], Any], Iterator[Any]]] = {
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """Return what a process has measured."""
-    module = [sys.executable, "-m", "benchmarks.studies.beside_step", "--worker", json.dumps(options)]
-    done = subprocess.run(module, stdout=subprocess.PIPE, text=True, check=True, timeout=180)
-    described, measured = map(json.loads, done.stdout.splitlines()[-2:])
+    described, measured = run_worker("studies.beside_step", options, timeout=180)
     return {**options, **described, **measured}
 
 

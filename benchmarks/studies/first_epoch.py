@@ -11,15 +11,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, report
-from benchmarks.common.script import Results, main, make_parser, parse_args
+from benchmarks.common.script import Results, main, make_parser, parse_args, run_worker
 
 CASES = {"alone": "the loader alone", "resnet18": "beside a step of ResNet-18"}
 _WARMUP = 16
@@ -71,9 +69,7 @@ def _synchronize(torch: Any) -> None:
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """Return the rates of a process, and the median of the first epochs' rates divided by later ones'."""
-    module = [sys.executable, "-m", "benchmarks.studies.first_epoch", "--worker", json.dumps(options)]
-    done = subprocess.run(module, stdout=subprocess.PIPE, text=True, check=True)
-    described, *rates = map(json.loads, done.stdout.splitlines())
+    described, *rates = run_worker("studies.first_epoch", options)
     ratios = [first / statistics.mean(later) for first, *later in rates]
     return {**options, **described, "rates": rates, "ratio": statistics.median(ratios)}
 

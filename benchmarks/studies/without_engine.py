@@ -13,15 +13,13 @@ import itertools
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, report
-from benchmarks.common.script import Results, main, make_parser, parse_args
+from benchmarks.common.script import Results, main, make_parser, parse_args, run_worker
 
 CASES = {"progressive": "progressive JPEGs", "imagenet": "baseline JPEGs, engine off"}
 SYSTEMS = {"torchdali": "torchdali", "tuned": "DALI tuned by hand"}
@@ -85,9 +83,7 @@ def _cpu_time() -> float:
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """Return what a process has measured."""
-    module = [sys.executable, "-m", "benchmarks.studies.without_engine", "--worker", json.dumps(options)]
-    done = subprocess.run(module, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
-    described, measured = map(json.loads, done.stdout.splitlines()[-2:])
+    described, measured = run_worker("studies.without_engine", options, timeout=60)
     return {**options, **described, **measured}
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from torchdali.datasets.base import find_row
 from torchdali.datasets.rows import list_rows
 from torchdali.datasets.wav import read_wav
 from torchdali.sources import InputKind, Source, Spec
@@ -153,7 +154,7 @@ class AudioFolder(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample, decoded here."""
-        index = range(len(self))[index]
+        index = find_row(self, index)
         try:
             samples = self.read(index)
         except AudioError as error:

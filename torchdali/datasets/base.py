@@ -184,6 +184,7 @@ class EncodedSource(Source):
         self._dataset, self.transform, self.is_mapped = dataset, dataset.transform, dataset.is_mapped
         self.has_places = self.is_mapped and _agree(type(dataset), "find", {"read"})
         self._has_labels = labels_are_targets(type(dataset))
+        self._reads_many = _agree(type(dataset), "read_many_parts", {"read_parts"})
         self.is_pair = isinstance(dataset.label, str) or callable(dataset.label)
 
     def __len__(self) -> int:
@@ -208,7 +209,7 @@ class EncodedSource(Source):
         dataset = self._dataset
         if dataset.label is None or (self._has_labels and dataset.labels(rows[:0]) is not None):
             return None
-        if _agree(type(dataset), "read_many_parts", {"read_parts"}):
+        if self._reads_many:
             return dataset.read_many_parts(rows)
         return [dataset.read_parts(row) for row in rows.tolist()]
 

@@ -19,6 +19,7 @@ from torchdali.datasets.audio import (
     require_soundfile,
     to_waveform,
 )
+from torchdali.datasets.base import find_row
 from torchdali.sources import Source
 
 __all__ = ["SoundColumn", "Utterances", "has_utterances"]
@@ -78,7 +79,7 @@ class _Sounds(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample, decoded here."""
-        row = range(len(self))[index]
+        row = find_row(self, index)
         return self.make_sample(to_waveform(self.read(row)), self.read_parts(row))
 
     def torchdali_source(self) -> Source:

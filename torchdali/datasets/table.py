@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -28,8 +27,6 @@ from torchdali.transforms.spec import IntArray
 __all__ = ["Table", "read_csv", "read_parquet"]
 
 _TEXTS = {"string", "large_string"}
-_NO_NUMBER = re.compile(r"_|[^\x00-\x7f]")
-"""Characters that ``int()`` and ``float()`` take, and pandas does not: ``1_2`` would become 12."""
 
 
 class Table(EncodedDataset):
@@ -229,7 +226,9 @@ def _check_columns(file: Path, image: str, names: Sequence[str] | None, known: S
 
 def _convert(texts: Sequence[str]) -> Any:
     """Return a column as ints or floats if all of its texts are such."""
-    for kind in () if any(map(_NO_NUMBER.search, texts)) else (int, float):
+    # Python takes 1_2 for 12, and digits of other scripts. pandas does not.
+    are_plain = all(text.isascii() and "_" not in text for text in texts)
+    for kind in (int, float) if are_plain else ():
         try:
             return _compress([kind(text) for text in texts])
         except ValueError:

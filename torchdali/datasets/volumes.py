@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from torchdali.datasets.base import find_row
 from torchdali.datasets.nifti import NIFTI_SUFFIXES, NiftiVolume
 from torchdali.transforms.rng import Draws, epoch_key
 
@@ -97,7 +98,7 @@ class Volumes(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a patch, or a pair of patch and labels."""
-        index = range(len(self))[index]  # raises IndexError as a list does, and takes negative numbers
+        index = find_row(self, index)
         draws = self._make_draws(index)
         if draws is None:
             parts = self.read(index, cast("list[float]", torch.rand(3).tolist()))

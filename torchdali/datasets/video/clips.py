@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from torchdali.datasets.base import find_row
 from torchdali.datasets.rows import Row, list_rows
 from torchdali.datasets.video.decoding import HostDecoders
 from torchdali.datasets.video.index import open_video_index
@@ -212,7 +213,7 @@ class VideoClips(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample, decoded here."""
-        index = range(len(self))[index]
+        index = find_row(self, index)
         video = self.get_video(index)
         number = float(torch.rand(())) if self.clips == "random" else 0.0
         try:

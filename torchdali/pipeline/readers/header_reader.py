@@ -103,7 +103,7 @@ class HeaderReader:
         self._turn = Lock()
         self._waits: list[float] = []
         self._unmeasured = 0.0, 0  # seconds waited for files since the last of them, and these files
-        self._folder = b""
+        self._was_asked = False
 
     def scan(
         self,
@@ -120,9 +120,9 @@ class HeaderReader:
             pool: Returns the threads.
             kept: Takes copies of the files, if the storage is slow.
         """
-        if not self._folder:
-            self._folder = os.path.dirname(paths[0]) or b"."  # noqa: PTH120 - bytes
-            self.is_on_network = machine.is_on_network(os.fsdecode(self._folder))
+        if not self._was_asked:
+            self._was_asked = True
+            self.is_on_network = machine.is_on_network(os.path.dirname(os.fsdecode(paths[0])) or ".")  # noqa: PTH120
         is_slow = InputStats(wait=self.wait, is_on_network=self.is_on_network).is_slow
         first, scan = FirstBytes(paths, kept if is_slow else None), Scan([], lambda _: None, pool)
         left, count = [len(paths)], Lock()

@@ -23,27 +23,23 @@ class MemoryFile:
 
     Attributes:
         path: Its path, for this process.
-        length: Its bytes.
+        length: Its bytes, if it is a copy.
     """
 
-    _file: int | None = None
+    _file = -1
+    length = 0
 
-    def __init__(self, write: Callable[[int], int]) -> None:
-        """Make a file. ``write`` writes to its descriptor, and returns its length."""
-        self._file = file = os.memfd_create("torchdali")
-        self.length = write(file)
-        self.path = f"/proc/self/fd/{file}".encode()
+    def __init__(self) -> None:
+        self._file = os.memfd_create("torchdali")
+        self.path = f"/proc/self/fd/{self._file}".encode()
 
     @classmethod
     def save(cls, image: PIL.Image.Image) -> MemoryFile:
         """Return a file with the pixels of an image."""
-
-        def write(file: int) -> int:
-            with os.fdopen(file, "wb", closefd=False) as stream:
-                image.save(stream, format="PPM")
-                return stream.tell()
-
-        return cls(write)
+        memory = cls()
+        with os.fdopen(memory._file, "wb", closefd=False) as stream:
+            image.save(stream, format="PPM")
+        return memory
 
     @classmethod
     def copy(cls, source: int, length: int) -> MemoryFile:
@@ -52,24 +48,20 @@ class MemoryFile:
         Raises:
             OSError: It cannot be read, or there is no memory.
         """
-
-        def write(file: int) -> int:
-            done = 0
-            while done < length and (count := os.sendfile(file, source, done, length - done)):
-                done += count
-            return done
-
-        return cls(write)
+        memory, done = cls(), 0
+        while done < length and (count := os.sendfile(memory._file, source, done, length - done)):
+            done += count
+        memory.length = done
+        return memory
 
     def read_first(self, buffer: memoryview) -> None:
         """Read the first bytes into a buffer."""
-        assert self._file is not None
         os.preadv(self._file, [buffer], 0)
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
         """Close the file, and free its memory. At the end of Python the module has lost its names."""
-        file, self._file = self._file, None
-        if file is not None:
+        file, self._file = self._file, -1
+        if file >= 0:
             close(file)
 
     def __del__(self) -> None:
