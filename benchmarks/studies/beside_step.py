@@ -14,6 +14,7 @@ Without a GPU the numbers mean nothing.
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import queue
 import threading
@@ -60,6 +61,8 @@ def work(options: dict[str, Any]) -> None:
             count += len(images)
         _synchronize(torch)
     print(json.dumps({"images_per_s": count / (time.perf_counter() - start)}), flush=True)
+    for process in multiprocessing.active_children():  # os._exit() leaves them, and they hold the output open
+        process.kill()
     os._exit(0)
 
 
@@ -98,11 +101,15 @@ def _load_elsewhere(options: dict[str, Any], device: Any) -> Iterator[Any]:
 
 
 def _send(options: dict[str, Any], device: Any, batches: Any) -> None:
-    """Put the batches of a loader into a queue. Keep some of them, because the other process may still open them."""
-    kept: list[Any] = []
+    """Put the batches of a loader into a queue, as copies: CUDA IPC shares memory of torch's allocator alone."""
+    import torch
+
+    kept: list[Any] = []  # because the other process may still open them
     for batch in _load(options, device):
-        batches.put(batch)
-        kept = [*kept, batch][-2 * _AHEAD :]
+        copied = [torch.as_tensor(part).clone() for part in batch]
+        _synchronize(torch)
+        batches.put(copied)
+        kept = [*kept, copied][-2 * _AHEAD :]
 
 
 def _decode_directly(options: dict[str, Any], device: Any) -> Iterator[Any]:
