@@ -31,6 +31,8 @@ WAIT_THRESHOLD = 0.1
 """If the training loop waits for a larger share of the time, the loader is the bottleneck, and not the model."""
 
 _MAX_WAITS = 10_000
+_ENOUGH = 16
+"""Number of batches whose times tell what the rest of an epoch will be like."""
 
 
 @dataclass
@@ -156,6 +158,12 @@ class Clock:
         self._last_yield, self._events = None, (None, None)
         self._began += seconds
         self._lapped += seconds
+
+    @property
+    def waits_for_dali(self) -> bool:
+        """Whether the training loop waited most of the time, and the host did so for DALI."""
+        times, in_dali = self.timed, self.parts.get("DALI", 0.0)
+        return times.batches >= _ENOUGH and 2 * min(times.waited, in_dali) > times.waited + times.consumer
 
     @property
     def is_behind(self) -> bool:

@@ -17,12 +17,12 @@ from torchdali.pipeline.batch import Batch
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError
 from torchdali.pipeline.part_feeder import PartFeeder
-from torchdali.pipeline.parts import join_outputs
+from torchdali.pipeline.parts import count_decoded_bytes, join_outputs
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import MaskReader, ScanTimeoutError, group_masks, put_decoded
 from torchdali.pipeline.tuning import choose_pinned_bytes
 from torchdali.pipeline.windows import move_window
-from torchdali.runtime import devices
+from torchdali.runtime import devices, machine
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
@@ -34,6 +34,9 @@ __all__ = ["Batch", "Prefetcher"]
 _SCAN_THREADS = 16
 _FIRST_DEPTH = 3
 """Batches in flight until two were returned. An iterator may be asked for one batch alone, and the first is urgent."""
+
+_RUNS_OF_SECOND = 8
+"""A second pipeline is built if the device has free memory for the decoded images of so many runs."""
 
 
 class Prefetcher:
@@ -58,6 +61,7 @@ class Prefetcher:
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
         self._num_returned = prefetch_depth if runs_in_flight else 0  # if so, the caller limits what is in flight
+        self._has_decided = False  # about a second pipeline
         self._ended = ""
         self._timed_out = f"DataLoader timed out after {timeout} seconds; {NEW_EPOCH}"
 
@@ -254,14 +258,28 @@ class Prefetcher:
             del failure
 
     def _get_runner(self, batch: Batch) -> PipelineRunner:
-        for pool, runner in reversed(self._runners):
-            if pool is batch.pool and runner.batch_size >= batch.num_images and not runner.broken:
-                return runner
+        """Return the runner with the fewest runs. Add a second one if the training loop waits for the first."""
+        runners = [
+            runner
+            for pool, runner in self._runners
+            if pool is batch.pool and runner.batch_size >= batch.num_images and not runner.broken
+        ]
+        if runners and (len(runners) > 1 or not self._has_use_for_second(batch)):
+            return min(runners, key=lambda runner: runner.in_flight)
         reader = batch.reader
         pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
-        runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned)
+        runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned, len(runners) + 1)
         self._runners.append((batch.pool, runner))
         return runner
+
+    def _has_use_for_second(self, batch: Batch) -> bool:
+        """Return whether a second pipeline would make batches faster, and there is room for it. Decide once."""
+        if self._has_decided or not self._clock.waits_for_dali:
+            return False
+        self._has_decided, pool = True, batch.pool
+        run = min(int(count_decoded_bytes(batch.size).sum()), pool.decode_bytes)
+        has_room = machine.free_memory(pool.plan.device) > _RUNS_OF_SECOND * run
+        return has_room and pool.gains_by_second(batch.reader.input_stats())
 
     def _finish(self, batch: Batch) -> None:
         if batch.runner is None and batch.error is None:

@@ -49,18 +49,23 @@ class PipelinePool:
         self._following: dict[Spec, PipelinePool] = {}
         self._masks: dict[torch.dtype, PipelinePool] = {}
         self._idle: list[PipelineRunner] = []
+        self._num_kept = 1
         # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
         # runner together, and finalise the pipeline before the epoch releases it.
         self._in_use: set[PipelineRunner] = set()
 
-    def acquire(self, batch_size: int, stats: InputStats = NO_INPUT_STATS, pinned: int = 0) -> PipelineRunner:
+    def acquire(
+        self, batch_size: int, stats: InputStats = NO_INPUT_STATS, pinned: int = 0, number: int = 1
+    ) -> PipelineRunner:
         """Return a runner with nothing in flight: an idle one, or else a new one.
 
         Args:
             batch_size: Maximum number of samples in a run.
             stats: Statistics of the files that were read so far.
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
+            number: Number of runners that the epoch then has. So many are kept for the next one.
         """
+        self._num_kept = max(self._num_kept, number)
         threads = self._threads.choose(stats)
         runner = self._reuse(batch_size, threads)
         if runner is None:
@@ -68,6 +73,10 @@ class PipelinePool:
             runner = self.make(max(batch_size, self._batch_size), threads)
         self._in_use.add(runner)
         return runner
+
+    def gains_by_second(self, stats: InputStats) -> bool:
+        """Return whether two runners of an epoch are faster than one: beside a JPEG engine, which one keeps waiting."""
+        return not self.plan.grey and self._threads.needs_few(stats)
 
     def get_masks(self, dtype: torch.dtype) -> PipelinePool:
         """Return the pipelines that decode the mask files of the images' samples to one channel of ``dtype``."""
@@ -141,7 +150,7 @@ class PipelinePool:
     def release(self, runner: PipelineRunner) -> None:
         """Return a runner to the pool. Its runs in flight are dropped when it is next acquired."""
         self._in_use.discard(runner)
-        if runner.broken or self._idle:
+        if runner.broken or len(self._idle) >= self._num_kept:
             runner.close()
         else:
             self._idle.append(runner)

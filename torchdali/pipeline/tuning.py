@@ -87,6 +87,10 @@ class Threads:
             return self._requested
         return max(self._count_working(stats.non_engine), WAITING if self._is_storage_slow(stats) else 0)
 
+    def needs_few(self, stats: InputStats) -> bool:
+        """Return whether the card's JPEG engine decodes nearly all files, so that cores are idle."""
+        return self._engine and _MORE * stats.non_engine <= _FEW
+
     def _count_working(self, non_engine: float) -> int:
         """Return the number of threads that decode, or keep the GPU busy."""
         if not self._gpu or (self._decodes and not self._engine):
