@@ -286,7 +286,7 @@ def test_images_and_shards_are_found_by_name(tmp_path: Path, folder: ImageFolder
 
 
 def test_a_pattern_leaves_out_indexes(own: str, tmp_path: Path) -> None:
-    for name in ("train-00.idx", "train-00.json", "classes.txt", "i.npz.lock", "i.npz.7.unfinished"):
+    for name in ("train-00.idx", "train-00.json", "classes.txt", "lock.mdb", "i.npz.lock", "i.npz.7.unfinished"):
         (tmp_path / name).write_text("{}")
     for pattern in ("*", "*", "train-*"):  # the first call writes an index
         assert Tar(tmp_path / pattern).shards.paths == [own]

@@ -20,8 +20,8 @@ Pattern = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NESTED = re.compile(r"\{[^{}]*,[^{}]*\{[^{}]*\}|\{[^{}]*\}[^{}]*,[^{}]*\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_NO_SHARD = re.compile(r"\.(idx|json|npz(\.lock|\.\d+\.unfinished)?)$|(^|/)classes\.txt$")
-"""What lies beside shards: indexes of torchdali, DALI, MXNet and wids, and the class names of ``torchdali pack``."""
+_NO_SHARD = re.compile(r"\.(idx|json|npz(\.lock|\.\d+\.unfinished)?)$|(^|/)(classes\.txt|lock\.mdb)$")
+"""What lies beside shards: indexes of torchdali, DALI, MXNet and wids, names of classes, and locks of LMDB."""
 
 
 def list_patterns(pattern: Pattern, what: str) -> list[Any]:
