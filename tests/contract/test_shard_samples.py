@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import LSUN
 from torchvision.transforms import v2
 
-from torchdali import DALILoader
+from torchdali import DALILoader, SampleError
 from torchdali.datasets import Tar
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.wds2idx import read_wds2idx
@@ -104,8 +104,24 @@ def test_a_part_that_is_missing_is_told_in_its_turn(shard: Path) -> None:
     dataset = Tar(shard, label=("cls", "json"), transform=EXACT)
     batches = iter(DALILoader(dataset, batch_size=6, device="cpu", collate_fn=len))
     assert [next(batches) for _ in range(3)] == [6, 6, 6]
-    with pytest.raises(ValueError, match=rf"{shard}, 019 at byte .* has no part 'json', which label= names"):
+    with pytest.raises(SampleError, match=rf"{shard}, 019 at byte .* has no part 'json', which label= names") as raised:
         next(batches)
+    assert raised.value.index == COUNT - 1
+
+
+def test_a_part_that_is_missing_is_skipped_or_raised_as_on_error_says(shard: Path) -> None:
+    """A black image would have no target."""
+    dataset = Tar(shard, label=("cls", "json"), transform=EXACT)
+    loader = DALILoader(dataset, batch_size=6, device="cpu", on_error="skip", collate_fn=list)
+    for _ in range(2):
+        *_, last = loader
+        assert [sample["json"]["boxes"] for sample in last] == [[18], [18]]
+    (error,) = loader.errors
+    assert error.index == COUNT - 1
+    loader = DALILoader(dataset, batch_size=6, device="cpu", on_error="replace", collate_fn=len)
+    with pytest.raises(SampleError, match="its target cannot be read"):
+        list(loader)
+    assert not loader.errors, "nothing took its place"
 
 
 @pytest.mark.parametrize("name", ["json", "txt", "npz", "mask.png"])

@@ -22,7 +22,7 @@ NOT_FOR_USERS = ("tools/parity", "tools/bench/loading.py", "tools/bench/training
 NO_ERRORS = {"Unsupported"}
 """What is raised and never seen as an error: why a transform runs in torch is told by explain()."""
 
-LAST_IS_THE_REASON = {"SampleError", "SampleTransformError", "error", "make_error", "_make_error"}
+LAST_IS_THE_REASON = {"SampleError", "TargetError", "SampleTransformError", "error", "make_error", "_make_error"}
 """Calls whose last argument is the message, after the sample that it is about."""
 
 TELLING = {"explain_unavailability", "_find_warning", "_describe_fault", "_describe_mismatch"}

@@ -14,6 +14,7 @@ from torchdali.loader.native_plan import NativePlan
 from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.readers import Scan
+from torchdali.samples.on_error import TargetError
 from torchdali.samples.tree import Placeholder, build_tree, tree_leaves, tree_map, with_placeholders
 from torchdali.sources import is_system_fault
 from torchdali.sources.source import BoxColumns
@@ -58,7 +59,8 @@ class TargetCollector:
         """Make the targets. Return their boxes, masks and key points, or None if there are none.
 
         Raises:
-            SampleError: A target cannot be made.
+            TargetError: A target cannot be made.
+            SampleError: A target does not fit its image.
         """
         self._packed = self._columns = None
         self._samples = []
@@ -114,7 +116,8 @@ class TargetCollector:
                 except Exception as error:
                     if is_system_fault(error):
                         raise
-                    raise batch.reader.error(row, f"the dataset raised {_describe(error)}") from error
+                    name = batch.reader.source.name(row)
+                    raise TargetError(row, name, f"the dataset raised {_describe(error)}") from error
 
     def _pack(self, batch: Batch, targets: list[Any]) -> Targets | None:
         rows = batch.rows.tolist()

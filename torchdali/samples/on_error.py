@@ -12,7 +12,7 @@ import PIL.Image
 from torchdali.errors import SampleError
 from torchdali.transforms import SampleTransformError
 
-__all__ = ["BLACK_IMAGE", "SIZE", "ErrorPolicy", "OnError", "find_substitutes", "limit_size"]
+__all__ = ["BLACK_IMAGE", "SIZE", "ErrorPolicy", "OnError", "TargetError", "find_substitutes", "limit_size"]
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -46,6 +46,10 @@ def find_substitutes(bad: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None
     return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
 
 
+class TargetError(SampleError):
+    """The target of a sample cannot be read. So no black image can take the sample's place."""
+
+
 class ErrorPolicy:
     """The arguments ``on_error`` and ``max_errors`` of :class:`torchdali.DALILoader`, and the bad samples so far.
 
@@ -67,11 +71,12 @@ class ErrorPolicy:
         return self.mode != "raise"
 
     def is_bad_sample(self, error: Exception) -> bool:
-        """Return True if the error is about a sample that cannot be read or decoded, and the mode is not ``raise``."""
+        """Return whether the error is about a sample that cannot be read or decoded, and another can take its place."""
         return (
             self.mode != "raise"
             and isinstance(error, SampleError)
             and not isinstance(error.__cause__, SampleTransformError)
+            and (self.mode == "skip" or not isinstance(error, TargetError))
         )
 
     def record(self, error: SampleError, substitute: str = BLACK_IMAGE) -> None:

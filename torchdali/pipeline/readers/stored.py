@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.encoded import Bytes, EncodedBatch, EncodedReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm
-from torchdali.sources import HEADER_BYTES, Header, Source, parse_header
+from torchdali.samples.on_error import TargetError
+from torchdali.sources import HEADER_BYTES, Header, Source, is_system_fault, parse_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.table import HeaderTable
 from torchdali.sources.places import Places, join
@@ -158,6 +159,7 @@ class _StoredBatch(EncodedBatch):
         super().__init__(owner, owner.load)
         self._stored = owner
         self._parts: dict[int, Any] = {}
+        self._unread: set[int] = set()
         self._found: tuple[IntArray, Places] | None = None
         self._black: dict[int, Bytes] = {}
 
@@ -173,8 +175,10 @@ class _StoredBatch(EncodedBatch):
     def _read(self, rows: Sequence[int]) -> None:
         index = np.array(rows, np.int64)
         self._load_files(self._stored.find_touched(index))
-        with suppress(Exception):  # target() reads again, and raises it in the sample's turn
+        try:
             self._parts.update(zip(rows, self.source.read_parts(index) or (), strict=False))
+        except Exception:  # noqa: BLE001 - targets() reads each again, and raises it in the sample's turn
+            self._unread.update(rows)
 
     def _load_files(self, rows: IntArray) -> None:
         if len(rows):
@@ -205,6 +209,21 @@ class _StoredBatch(EncodedBatch):
         if row not in self._parts:
             return self.source.target(row)
         return self.source.make_target(self._parts.pop(row))  # a sample that comes twice has two targets
+
+    def targets(self, rows: IntArray) -> None:
+        """Read again what targets are made of, where that failed before.
+
+        Raises:
+            TargetError: It cannot be read.
+        """
+        for row in self._unread.intersection(rows.tolist()):
+            try:
+                self._parts.update(zip([row], self.source.read_parts(np.array([row], np.int64)) or (), strict=False))
+            except Exception as error:
+                if is_system_fault(error):
+                    raise
+                raise TargetError(row, self.source.name(row), f"its target cannot be read ({error})") from error
+        self._unread.clear()
 
     def sizes(self, rows: IntArray) -> IntArray:
         self._black = self._stored.find_black(rows)  # another epoch may try the rows again before these are fed
