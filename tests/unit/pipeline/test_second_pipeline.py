@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import skimage.data
 import torch
+from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -188,13 +190,15 @@ def pool_of(pictures: Path) -> Callable[[Threads], PipelinePool]:
 
 
 @pytest.mark.gpu
-def test_a_loop_that_only_reads_takes_two_on_a_gpu(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_only_reads_takes_two_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not jpeg_engine.has_jpeg_engine(torch.device("cuda", 0)):
         pytest.skip("needs a card with a JPEG engine")
     monkeypatch.setattr(clock, "_ENOUGH", 3)
-    loader = make(pictures, 40, device="cuda")
-    iterator = iter(loader)
-    most = 0
-    for _ in iterator:
-        most = max(most, len(iterator._prefetcher._runners))  # type: ignore[attr-defined]
-    assert most == 2
+    (tmp_path / "class").mkdir()
+    photograph = Image.fromarray(skimage.data.astronaut()).resize((1024, 1024))
+    for number in range(32):
+        photograph.rotate(number).save(tmp_path / "class" / f"{number}.jpg")
+    dataset = ImageFolder(tmp_path, CHAIN)
+    dataset.samples = dataset.samples * 80
+    iterator = iter(DALILoader(dataset, 128, device="cuda"))
+    assert max(len(iterator._prefetcher._runners) for _ in iterator) == 2  # type: ignore[attr-defined]
