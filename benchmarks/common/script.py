@@ -41,7 +41,7 @@ class Results:
     Args:
         benchmark: Name of the study.
         args: Its options.
-        write: Function that writes the report to a folder, under a name.
+        render: Returns the report as Markdown.
         details: More entries of the report.
     """
 
@@ -49,10 +49,10 @@ class Results:
         self,
         benchmark: str,
         args: argparse.Namespace,
-        write: Callable[[dict[str, Any], Path, str], None],
+        render: Callable[[dict[str, Any]], str],
         **details: Any,
     ) -> None:
-        self._args, self._write, self._started = args, write, time.perf_counter()
+        self._args, self._render, self._started = args, render, time.perf_counter()
         self.runs: list[dict[str, Any]] = []
         self.whole: dict[str, Any] = {
             "command": shlex.join(["python", "-m", f"benchmarks.{benchmark}", *args.command]),
@@ -67,7 +67,7 @@ class Results:
         print(line, flush=True)
         self.whole["machine"] = report.describe_machine(self.runs, self._args.commit)
         self.whole["total_seconds"] = round(time.perf_counter() - self._started, 1)
-        self._write(self.whole, self._args.out, self._args.name)
+        report.save(self.whole, self._args.out, self._args.name, self._render(self.whole))
 
 
 def run_worker(benchmark: str, options: dict[str, Any], timeout: float | None = None) -> list[dict[str, Any]]:

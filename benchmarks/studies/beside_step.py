@@ -152,11 +152,6 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **described, **measured}
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write the report as JSON and Markdown."""
-    report.save(whole, out, name, render(whole))
-
-
 def render(whole: dict[str, Any]) -> str:
     """Return the report as Markdown."""
     ceilings = {
@@ -185,7 +180,7 @@ def parse(command: list[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases, and return the report."""
-    results = Results("studies.beside_step", args, write)
+    results = Results("studies.beside_step", args, render)
     root = data.default_root(args.pictures)
     data.make(root, args.pictures)
     for step, cores, system in itertools.product(

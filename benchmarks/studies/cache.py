@@ -11,7 +11,6 @@ results are JSON and Markdown in `benchmarks/results`.
 import argparse
 import cProfile
 import io
-import json
 import multiprocessing
 import os
 import pstats
@@ -220,7 +219,7 @@ def main() -> None:
     print(f"data: {pictures['images']} pictures, {time.perf_counter() - started:.1f} s", flush=True)
     context = subprocesses.start_context(_PRELOADED if not args.spawn else ())
     details = {"batch_size": args.batch_size, "cores": args.cores, "repeat": args.repeat}
-    results = Results("cache", args, _write, data=pictures, **details)
+    results = Results("cache", args, render, data=pictures, **details)
     for name in args.cases:
         folder = resized if KINDS[name].resized else root
         case = Case(name, args.cores, folder, args.repeat, args.batch_size, args.seconds, args.profile)
@@ -231,9 +230,8 @@ def main() -> None:
     print(f"\n{table(results.runs)}\n{time.perf_counter() - started:.0f} s in all")
 
 
-def _write(whole: dict[str, Any], out: Path, name: str) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
     heading = [
         "# Caches",
         "",
@@ -245,7 +243,7 @@ def _write(whole: dict[str, Any], out: Path, name: str) -> None:
         "",
     ]
     caches = [f"- {KINDS[run['case']].title}: {run['cache']}" for run in whole["runs"] if run.get("cache")]
-    (out / f"{name}.md").write_text("\n".join([*heading, table(whole["runs"]), "", *caches]) + "\n")
+    return "\n".join([*heading, table(whole["runs"]), "", *caches])
 
 
 def _parse(command: list[str]) -> argparse.Namespace:

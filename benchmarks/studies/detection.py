@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import models
 
-from benchmarks.common import data, report
+from benchmarks.common import data
 from benchmarks.common.script import Results, make_parser, parse_args
 from benchmarks.systems.annotated_pictures import CHAINS, AnnotatedPictures, collate, make_chain
 from torchdali import DALILoader
@@ -122,7 +122,7 @@ def run(args: Namespace) -> dict[str, Any]:
     pictures = data.make(root, args.images)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     details = {name: getattr(args, name) for name in ("batch_size", "seconds", "workers")}
-    results = Results("studies.detection", args, write, data=pictures, **details)
+    results = Results("studies.detection", args, render, data=pictures, **details)
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     versions = {"torch": torch.__version__}
     jobs = [(case, system, "loader", measure) for case in args.cases for system in args.systems]
@@ -145,8 +145,8 @@ def run(args: Namespace) -> dict[str, Any]:
     return results.whole
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write the report as JSON and as a table."""
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
     runs = {(run["what"], run["case"], run["system"]): run for run in whole["runs"]}
     rates = {key: run.get("images_per_second") for key, run in runs.items()}
     systems = list(dict.fromkeys(run["system"] for run in whole["runs"]))
@@ -168,7 +168,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
         cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
         cells.append(str(runs.get((what, case, "torchdali"), {}).get("host_ms_per_batch", "")))
         lines.append(f"| {what}: {case} | " + " | ".join(cells) + " |")
-    report.save(whole, out, name, "\n".join(lines))
+    return "\n".join(lines)
 
 
 def parse(command: list[str]) -> Namespace:

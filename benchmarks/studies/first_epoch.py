@@ -74,11 +74,6 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **described, "rates": rates, "ratio": statistics.median(ratios)}
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write the report as JSON and Markdown."""
-    report.save(whole, out, name, render(whole))
-
-
 def render(whole: dict[str, Any]) -> str:
     """Return the report as Markdown."""
     rows = [["case", "first epoch", "later epochs", "first / later"]]
@@ -115,7 +110,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases, and return the report."""
     root = (args.root or data.default_root(args.pictures)).resolve()
     data.make(root, args.pictures)
-    results = Results("studies.first_epoch", args, write)
+    results = Results("studies.first_epoch", args, render)
     names = ("epochs", "turns", "images", "batch_size")
     for cores in map(int, args.cores.split(",")):
         for case in args.cases.split(","):

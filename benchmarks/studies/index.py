@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=args.root, prefix="torchdali-index-") as folder:
         root = Path(folder)
         details = prepare(root, args.files)
-        results = Results("index", args, write, files=args.files, **details)
+        results = Results("index", args, render, files=args.files, **details)
         print(f"an index of {args.files:,} paths, {details['mean_path_bytes']:.1f} bytes each", flush=True)
         controls: dict[int, dict[str, Any]] = {}
         for kind in args.kinds:
@@ -208,15 +208,15 @@ def _touch_all(reader: Any, occurrences: Any) -> None:
             column[unknown] = 1
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
     heading = report.study_heading(
         f"An index of {whole['files']:,} paths",
         whole,
         f"- paths: {whole['mean_path_bytes']:.0f} bytes on average; writing the index took {whole['written_s']} s",
     )
     legend = _LEGEND.format(pictures=PICTURES, batch=BATCH)
-    report.save(whole, out, name, "\n\n".join([heading, table(whole), legend]))
+    return "\n\n".join([heading, table(whole), legend])
 
 
 def table(whole: dict[str, Any]) -> str:

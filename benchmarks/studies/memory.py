@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     pictures = data.make(root, args.images)
     print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
     details = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "small_batch")}
-    results = Results("memory", args, write, data=pictures, **details)
+    results = Results("memory", args, render, data=pictures, **details)
     context = multiprocessing.get_context("spawn")
     cores = min(args.cores, len(os.sched_getaffinity(0)))
     for case in cases(args, root, cores):
@@ -221,8 +221,8 @@ class Paths:
         return Path(path), label
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
     pictures = whole["data"]
     heading = report.study_heading(
         f"Memory: {report.describe_device(whole)}",
@@ -231,7 +231,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
         f"- work: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
         f"- constant: {whole['epochs']} epochs of {whole['batches']} batches of {whole['small_batch']}",
     )
-    report.save(whole, out, name, "\n\n".join([heading, *tables(whole["runs"]), _LEGEND]))
+    return "\n\n".join([heading, *tables(whole["runs"]), _LEGEND])
 
 
 _COLUMNS = {

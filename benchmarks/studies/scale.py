@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     pictures = data.make(root, args.images)
     print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
     details = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "cores")}
-    results = Results("scale", args, write, data=pictures, **details)
+    results = Results("scale", args, render, data=pictures, **details)
     for count in args.gpus:
         for system in args.systems:
             entry = {"processes": count, "system": system, **run_processes(args, root, count, system)}
@@ -157,8 +157,8 @@ def summarize(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
     pictures = whole["data"]
     heading = report.study_heading(
         f"Several GPUs: {report.describe_device(whole)}",
@@ -167,7 +167,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
         "- work: random resized crop to 224, flip, normalize, fp32; loader only",
     )
     legend = _LEGEND.format(**{key: whole[key] for key in ("cores", "batch_size", "seconds", "epochs", "batches")})
-    report.save(whole, out, name, "\n\n".join([heading, table(whole["runs"]), memory_table(whole["runs"]), legend]))
+    return "\n\n".join([heading, table(whole["runs"]), memory_table(whole["runs"]), legend])
 
 
 def table(runs: list[dict[str, Any]]) -> str:

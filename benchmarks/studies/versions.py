@@ -84,11 +84,6 @@ def summarize(old: list[float], new: list[float]) -> list[float]:
     return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write the report as JSON and Markdown."""
-    report.save(whole, out, name, render(whole))
-
-
 def render(whole: dict[str, Any]) -> str:
     """Return the report as Markdown."""
     rows = [["case", "old", "new", "new / old", "quartiles", "one batch again"]]
@@ -128,7 +123,7 @@ def main(command: list[str] | None = None) -> None:
     args.command = [
         "OLD" if Path(word) == args.old else "NEW" if Path(word) == args.new else word for word in args.command
     ]
-    results = Results("studies.versions", args, write, old=old, new=new)
+    results = Results("studies.versions", args, render, old=old, new=new)
     for cores in map(int, args.cores.split(",")):
         for case in args.cases.split(","):
             options = {

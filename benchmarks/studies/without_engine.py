@@ -87,11 +87,6 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **described, **measured}
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Write the report as JSON and Markdown."""
-    report.save(whole, out, name, render(whole))
-
-
 def render(whole: dict[str, Any]) -> str:
     """Return the report as Markdown."""
     rows = [["files", "cores", "system", "threads", "hybrid from, pixels", "images/s", "busy cores"]]
@@ -127,7 +122,7 @@ def parse(command: list[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases, and return the report."""
-    results = Results("studies.without_engine", args, write)
+    results = Results("studies.without_engine", args, render)
     for case in args.cases.split(","):
         root = data.default_root(args.pictures, case)
         data.make(root, args.pictures, kind=case)
