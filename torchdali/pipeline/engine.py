@@ -57,6 +57,7 @@ class PipelineRunner(lifecycle.Resource):
 
     Attributes:
         broken: Whether it cannot be used any more: interrupted, timed out, closed, or inherited by a forked process.
+        is_abandoned: Whether a run of it did not end, or another runner's.
     """
 
     def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
@@ -65,7 +66,7 @@ class PipelineRunner(lifecycle.Resource):
         self._input_kind = plan.input_kind
         self._resources: deque[ExitStack] = deque()
         self._unreleased: deque[tuple[Event | None, ExitStack]] = deque()
-        self.broken = self._closed = self._is_inherited = False
+        self.broken = self.is_abandoned = self._closed = self._is_inherited = False
         self._num_submitted = self._num_taken = 0
         self._device = plan.device
         with devices.use(plan.device):
@@ -180,8 +181,15 @@ class PipelineRunner(lifecycle.Resource):
         while self._unreleased and (self._unreleased[0][0] is None or self._unreleased[0][0].query()):
             self._unreleased.popleft()[1].close()
 
+    def abandon(self) -> None:
+        """Give up the runs in flight, if there are any. The runner cannot be used any more then."""
+        if self.in_flight:
+            self.broken = True
+            self._abandon()
+
     def _abandon(self) -> None:
         """Leak the pipeline and the files of its runs. A closed descriptor could be reused while DALI reads from it."""
+        self.is_abandoned = True
         graph.leak(self._pipeline)
         _leaked.extend(self._resources)
         self._resources.clear()

@@ -26,7 +26,7 @@ from torchdali.runtime import devices, machine
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
-from torchdali.transforms.spec import IntArray
+from torchdali.transforms.spec import InputKind, IntArray
 from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["Batch", "Prefetcher"]
@@ -37,6 +37,8 @@ _FIRST_DEPTH = 3
 
 _RUNS_OF_SECOND = 8
 """A second pipeline is built if the device has free memory for the decoded images of so many runs."""
+_OPEN_RUNS = 3
+"""With two pipelines the process may have so many runs' files open: one run for all else."""
 
 
 class Prefetcher:
@@ -59,6 +61,7 @@ class Prefetcher:
         self._in_flight: deque[Batch] = deque()
         self._feeder = PartFeeder()
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
+        self._teams: dict[PipelinePool, list[PipelineRunner]] = {}  # those that take new batches
         self._threads: DaemonThreadPoolExecutor | None = None
         self._num_returned = prefetch_depth if runs_in_flight else 0  # if so, the caller limits what is in flight
         self._has_decided = False  # about a second pipeline
@@ -93,6 +96,7 @@ class Prefetcher:
             try:
                 self._finish(batch)
             except EpochEndedError:
+                self._abandon_others()
                 raise
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
@@ -124,6 +128,7 @@ class Prefetcher:
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
+        self._teams.clear()
         while self._runners:
             pool, runner = self._runners.pop()
             pool.release(runner)
@@ -261,15 +266,17 @@ class Prefetcher:
         """Return the runner with the fewest runs. Add a second one if the training loop waits for the first."""
         runners = [
             runner
-            for pool, runner in self._runners
-            if pool is batch.pool and runner.batch_size >= batch.num_images and not runner.broken
+            for runner in self._teams.get(batch.pool, ())
+            if runner.batch_size >= batch.num_images and not runner.broken
         ]
         if runners and (len(runners) > 1 or not self._has_use_for_second(batch)):
             return min(runners, key=lambda runner: runner.in_flight)
         reader = batch.reader
         pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
-        runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned, len(runners) + 1)
+        largest = max(batch.num_images, *(runner.batch_size for runner in runners), 0)
+        runner = batch.pool.acquire(largest, reader.input_stats(), pinned, len(runners) + 1)
         self._runners.append((batch.pool, runner))
+        self._teams[batch.pool] = [*runners, runner]
         return runner
 
     def _has_use_for_second(self, batch: Batch) -> bool:
@@ -277,9 +284,17 @@ class Prefetcher:
         if self._has_decided or not self._clock.waits_for_dali:
             return False
         self._has_decided, pool = True, batch.pool
+        if pool.plan.input_kind is InputKind.FILES and _OPEN_RUNS * batch.num_images > machine.max_open_files():
+            return False  # DALI opens all files of a run at once
         run = min(int(count_decoded_bytes(batch.size).sum()), pool.decode_bytes)
         has_room = machine.free_memory(pool.plan.device) > _RUNS_OF_SECOND * run
         return has_room and pool.gains_by_second(batch.reader.input_stats())
+
+    def _abandon_others(self) -> None:
+        """Abandon the runs beside one that did not end: they may wait for the same storage, or the same lock."""
+        if any(runner.is_abandoned for _, runner in self._runners):
+            for _, runner in self._runners:
+                runner.abandon()
 
     def _finish(self, batch: Batch) -> None:
         if batch.runner is None and batch.error is None:

@@ -65,7 +65,7 @@ class PipelinePool:
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
             number: Number of runners that the epoch then has. So many are kept for the next one.
         """
-        self._num_kept = max(self._num_kept, number)
+        self._num_kept = number
         threads = self._threads.choose(stats)
         runner = self._reuse(batch_size, threads)
         if runner is None:

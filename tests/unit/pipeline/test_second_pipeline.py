@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,10 @@ def test_both_pipelines_are_kept_for_the_next_epoch(pictures: Path, numbers: lis
     assert numbers == [1, 2] * 5
     assert loader._session.native_plan is not None
     assert len(loader._session.native_plan.pool._idle) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PipelinePool, "gains_by_second", lambda *_: False)
+        list(loader)
+    assert len(loader._session.native_plan.pool._idle) == 1, "one that was not used is freed"
 
 
 def test_a_loop_that_takes_longer_than_dali_has_one(
@@ -120,6 +125,50 @@ def test_without_room_there_is_one(pictures: Path, numbers: list[int], monkeypat
     list(loader)
     assert numbers == [1]
     assert len(asked) == 1, "decided once an epoch"
+
+
+@pytest.mark.usefixtures("waiting")
+def test_where_few_files_may_be_open_there_is_one(
+    pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DALI opens all files of a run at once."""
+    for limit in (11, 12):
+        monkeypatch.setattr(feed.machine, "max_open_files", lambda limit=limit: limit)
+        list(make(pictures))
+    assert numbers == [1, 1, 2]
+
+
+@pytest.mark.usefixtures("waiting", "numbers")
+def test_batches_that_grow_leave_small_pipelines_behind(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    submit = PipelineRunner.submit
+    monkeypatch.setattr(
+        PipelineRunner, "submit", lambda runner, *args: sizes.append(runner.batch_size) or submit(runner, *args)
+    )
+    batches = [list(range(size)) for size in (2, 4, 8, *[4] * 20)]
+    loader = DALILoader(ImageFolder(pictures, CHAIN), batch_sampler=batches, device="cpu")
+    assert [len(images) for images, _ in loader] == [len(batch) for batch in batches]
+    assert sizes == [2, 4, *[8] * 21]
+
+
+@pytest.mark.usefixtures("waiting", "numbers")
+def test_after_a_timeout_the_other_pipeline_keeps_nobody_waiting(fresh_pictures: Path) -> None:
+    """It may wait for the same storage."""
+    dataset = ImageFolder(fresh_pictures, CHAIN)
+    dataset.samples = dataset.samples[:12] * 3 + dataset.samples[12:]
+    loader = DALILoader(dataset, 4, num_workers=2, timeout=3, device="cpu")
+    list(loader)
+    files = {Path(path): Path(path).read_bytes() for path, _ in dataset.samples[36:]}
+    for path in files:
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
+        list(loader)
+    for path, content in files.items():
+        path.unlink()
+        path.write_bytes(content)
+    assert sum(len(images) for images, _ in loader) == len(dataset)
+    loader.close()
 
 
 @pytest.mark.usefixtures("waiting")
