@@ -273,7 +273,7 @@ class Prefetcher:
             return min(runners, key=lambda runner: runner.in_flight)
         reader = batch.reader
         pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
-        largest = max(batch.num_images, *(runner.batch_size for runner in runners), 0)
+        largest = max([batch.num_images, *(runner.batch_size for runner in runners)])
         runner = batch.pool.acquire(largest, reader.input_stats(), pinned, len(runners) + 1)
         self._runners.append((batch.pool, runner))
         self._teams[batch.pool] = [*runners, runner]

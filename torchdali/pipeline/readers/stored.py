@@ -216,7 +216,7 @@ class _StoredBatch(EncodedBatch):
         Raises:
             TargetError: It cannot be read.
         """
-        for row in self._unread.intersection(rows.tolist()):
+        for row in [row for row in dict.fromkeys(rows.tolist()) if row in self._unread]:
             try:
                 self._parts.update(zip([row], self.source.read_parts(np.array([row], np.int64)) or (), strict=False))
             except Exception as error:
