@@ -181,7 +181,7 @@ class PipelineRunner(lifecycle.Resource):
         while self._unreleased and (self._unreleased[0][0] is None or self._unreleased[0][0].query()):
             self._unreleased.popleft()[1].close()
 
-    def abandon(self) -> None:
+    def give_up(self) -> None:
         """Give up the runs in flight, if there are any. The runner cannot be used any more then."""
         if self.in_flight:
             self.broken = True

@@ -96,7 +96,7 @@ class Prefetcher:
             try:
                 self._finish(batch)
             except EpochEndedError:
-                self._abandon_others()
+                self._give_up_others()
                 raise
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
@@ -290,11 +290,11 @@ class Prefetcher:
         has_room = machine.free_memory(pool.plan.device) > _RUNS_OF_SECOND * run
         return has_room and pool.gains_by_second(batch.reader.input_stats())
 
-    def _abandon_others(self) -> None:
-        """Abandon the runs beside one that did not end: they may wait for the same storage, or the same lock."""
+    def _give_up_others(self) -> None:
+        """Give up the runs beside one that did not end: they may wait for the same storage, or the same lock."""
         if any(runner.is_abandoned for _, runner in self._runners):
             for _, runner in self._runners:
-                runner.abandon()
+                runner.give_up()
 
     def _finish(self, batch: Batch) -> None:
         if batch.runner is None and batch.error is None:
