@@ -35,10 +35,10 @@ _SCAN_THREADS = 16
 _FIRST_DEPTH = 3
 """Batches in flight until two were returned. An iterator may be asked for one batch alone, and the first is urgent."""
 
-_RUNS_OF_SECOND = 8
+_FREE_RUNS = 8
 """A second pipeline is built if the device has free memory for the decoded images of so many runs."""
 _OPEN_RUNS = 3
-"""With two pipelines the process may have so many runs' files open: one run for all else."""
+"""A second pipeline is built if so many runs' files may be open: those of two runs, and as many for all else."""
 
 
 class Prefetcher:
@@ -269,7 +269,7 @@ class Prefetcher:
             for runner in self._teams.get(batch.pool, ())
             if runner.batch_size >= batch.num_images and not runner.broken
         ]
-        if runners and (len(runners) > 1 or not self._has_use_for_second(batch)):
+        if runners and (len(runners) > 1 or not self._needs_second(batch)):
             return min(runners, key=lambda runner: runner.in_flight)
         reader = batch.reader
         pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
@@ -279,16 +279,16 @@ class Prefetcher:
         self._teams[batch.pool] = [*runners, runner]
         return runner
 
-    def _has_use_for_second(self, batch: Batch) -> bool:
-        """Return whether a second pipeline would make batches faster, and there is room for it. Decide once."""
+    def _needs_second(self, batch: Batch) -> bool:
+        """Return whether a second pipeline makes batches faster, and there is room for it. Decide once an epoch."""
         if self._has_decided or not self._clock.waits_for_dali:
             return False
         self._has_decided, pool = True, batch.pool
         if pool.plan.input_kind is InputKind.FILES and _OPEN_RUNS * batch.num_images > machine.max_open_files():
             return False  # DALI opens all files of a run at once
         run = min(int(count_decoded_bytes(batch.size).sum()), pool.decode_bytes)
-        has_room = machine.free_memory(pool.plan.device) > _RUNS_OF_SECOND * run
-        return has_room and pool.gains_by_second(batch.reader.input_stats())
+        has_room = machine.free_memory(pool.plan.device) > _FREE_RUNS * run
+        return has_room and pool.is_faster_with_two(batch.reader.input_stats())
 
     def _give_up_others(self) -> None:
         """Give up the runs beside one that did not end: they may wait for the same storage, or the same lock."""

@@ -74,8 +74,8 @@ class PipelinePool:
         self._in_use.add(runner)
         return runner
 
-    def gains_by_second(self, stats: InputStats) -> bool:
-        """Return whether two runners of an epoch are faster than one: beside a JPEG engine, which one keeps waiting."""
+    def is_faster_with_two(self, stats: InputStats) -> bool:
+        """Return whether two runners are faster than one: a JPEG engine is idle while one runner prepares a batch."""
         return not self.plan.grey and self._threads.needs_few(stats)
 
     def get_masks(self, dtype: torch.dtype) -> PipelinePool:

@@ -116,7 +116,7 @@ class Threads:
             return f"chosen: nothing is decoded; of {cores}"
         if not self._engine:
             return f"chosen: the {cores}; the card has no JPEG engine, so CUDA kernels and these threads decode"
-        if _MORE * non_engine <= _FEW:
+        if self.needs_few(stats):
             return f"chosen: what keeps the card's JPEG engine busy; of {cores}"
         return f"chosen: {non_engine:.0%} of the files seen are not for the card's JPEG engine; of {cores}"
 

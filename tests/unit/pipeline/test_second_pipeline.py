@@ -29,7 +29,7 @@ CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.flo
 
 @pytest.fixture
 def numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many pipelines an epoch had after each that it took. The CPU backend gains by a second one here, too."""
+    """How many pipelines an epoch had after each that it took. The CPU backend takes two here."""
     taken: list[int] = []
     acquire = PipelinePool.acquire
 
@@ -38,7 +38,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return acquire(pool, *args)
 
     monkeypatch.setattr(PipelinePool, "acquire", count)
-    monkeypatch.setattr(PipelinePool, "gains_by_second", lambda *_: True)
+    monkeypatch.setattr(PipelinePool, "is_faster_with_two", lambda *_: True)
     return taken
 
 
@@ -61,7 +61,7 @@ def test_batches_are_those_of_one_pipeline(
     torch.manual_seed(1)
     of_two = [batch for loader in [make(pictures, device=device)] for _ in range(2) for batch in loader]
     assert numbers == [1, 2, 1, 2]
-    monkeypatch.setattr(PipelinePool, "gains_by_second", lambda *_: False)
+    monkeypatch.setattr(PipelinePool, "is_faster_with_two", lambda *_: False)
     torch.manual_seed(1)
     of_one = [batch for loader in [make(pictures, device=device)] for _ in range(2) for batch in loader]
     assert numbers[4:] == [1, 1]
@@ -102,7 +102,7 @@ def test_both_pipelines_are_kept_for_the_next_epoch(pictures: Path, numbers: lis
     assert loader._session.native_plan is not None
     assert len(loader._session.native_plan.pool._idle) == 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PipelinePool, "gains_by_second", lambda *_: False)
+        patch.setattr(PipelinePool, "is_faster_with_two", lambda *_: False)
         list(loader)
     assert len(loader._session.native_plan.pool._idle) == 1, "one that was not used is freed"
 
@@ -215,7 +215,7 @@ def test_whether_the_loop_waits_for_dali(
         ("cpu", True, InputKind.FILES, 0.0, False),
     ],
 )
-def test_which_pipelines_gain(
+def test_which_pipelines_are_faster_with_two(
     device: str,
     engine: bool,
     kind: InputKind,
@@ -227,8 +227,8 @@ def test_which_pipelines_gain(
     monkeypatch.setattr(machine, "count_available_cores", lambda: 16)
     monkeypatch.setattr(jpeg_engine, "has_jpeg_engine", lambda _: engine)
     pool = pool_of(Threads(0, torch.device(device), kind))
-    assert pool.gains_by_second(InputStats(non_engine)) == expected
-    assert not pool.get_masks(torch.uint8).gains_by_second(InputStats(non_engine)), "no engine decodes PNGs"
+    assert pool.is_faster_with_two(InputStats(non_engine)) == expected
+    assert not pool.get_masks(torch.uint8).is_faster_with_two(InputStats(non_engine)), "no engine decodes PNGs"
 
 
 @pytest.fixture
