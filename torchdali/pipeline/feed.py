@@ -38,7 +38,7 @@ _FIRST_DEPTH = 3
 _FREE_RUNS = 8
 """A second pipeline is built if the device has free memory for the decoded images of so many runs."""
 _OPEN_RUNS = 3
-"""A second pipeline is built if so many runs' files may be open: those of two runs, and as many for all else."""
+"""A second pipeline is built if the files of so many runs may be open: of two runs, and of one for all else."""
 
 
 class Prefetcher:
