@@ -161,9 +161,15 @@ class Clock:
 
     @property
     def waits_for_dali(self) -> bool:
-        """Whether the training loop waited most of the time, and the host did so for DALI."""
+        """Whether the training loop waited most of the time, and the host waited for DALI a quarter of it."""
         times, in_dali = self.timed, self.parts.get("DALI", 0.0)
-        return times.batches >= _ENOUGH and 2 * min(times.waited, in_dali) > times.waited + times.consumer
+        is_waiting = times.batches >= _ENOUGH and times.waited > times.consumer
+        return is_waiting and 4 * in_dali > times.waited + times.consumer
+
+    @property
+    def is_loop_slower(self) -> bool:
+        """Whether the training loop took most of the time."""
+        return self.timed.batches >= _ENOUGH and self.timed.waited < self.timed.consumer
 
     @property
     def is_behind(self) -> bool:

@@ -128,6 +128,9 @@ class Prefetcher:
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
+        if self._clock.is_loop_slower:
+            for pool in self._teams:
+                pool.keep_one()
         self._teams.clear()
         while self._runners:
             pool, runner = self._runners.pop()
@@ -269,7 +272,7 @@ class Prefetcher:
             for runner in self._teams.get(batch.pool, ())
             if runner.batch_size >= batch.num_images and not runner.broken
         ]
-        if runners and (len(runners) > 1 or not self._needs_second(batch)):
+        if runners and (len(runners) > 1 or not (batch.pool.has_spare or self._needs_second(batch))):
             return min(runners, key=lambda runner: runner.in_flight)
         reader = batch.reader
         pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)

@@ -63,9 +63,9 @@ class PipelinePool:
             batch_size: Maximum number of samples in a run.
             stats: Statistics of the files that were read so far.
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
-            number: Number of runners that the epoch then has. So many are kept for the next one.
+            number: Number of runners that the epoch then has. So many are kept for later ones.
         """
-        self._num_kept = number
+        self._num_kept = max(self._num_kept, number)
         threads = self._threads.choose(stats)
         runner = self._reuse(batch_size, threads)
         if runner is None:
@@ -73,6 +73,15 @@ class PipelinePool:
             runner = self.make(max(batch_size, self._batch_size), threads)
         self._in_use.add(runner)
         return runner
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether an earlier epoch left a second runner for the next one."""
+        return self._num_kept > 1 and bool(self._idle)
+
+    def keep_one(self) -> None:
+        """Keep no second runner for the next epoch. Call it before the runners are released."""
+        self._num_kept = 1
 
     def is_faster_with_two(self, stats: InputStats) -> bool:
         """Return whether two runners are faster than one: a JPEG engine is idle while one runner prepares a batch."""

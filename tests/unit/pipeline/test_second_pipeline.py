@@ -85,7 +85,9 @@ def test_pipelines_take_turns(pictures: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("waiting")
-def test_both_pipelines_are_kept_for_the_next_epoch(pictures: Path, numbers: list[int]) -> None:
+def test_both_pipelines_are_kept_for_the_next_epoch(
+    pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader, built = make(pictures), []
     make_runner = PipelinePool.make
     with pytest.MonkeyPatch.context() as patch:
@@ -99,12 +101,18 @@ def test_both_pipelines_are_kept_for_the_next_epoch(pictures: Path, numbers: lis
         assert sum(len(images) for images, _ in loader) == len(loader.dataset)
     assert len(built) == 2
     assert numbers == [1, 2] * 5
+    monkeypatch.setattr(Clock, "waits_for_dali", False)
+    num_batches = len(list(loader))
+    assert numbers == [1, 2] * 6, "taken without waiting"
+    monkeypatch.setattr(clock, "_ENOUGH", num_batches // 2)
     assert loader._session.native_plan is not None
-    assert len(loader._session.native_plan.pool._idle) == 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PipelinePool, "is_faster_with_two", lambda *_: False)
-        list(loader)
-    assert len(loader._session.native_plan.pool._idle) == 1, "one that was not used is freed"
+    idle = loader._session.native_plan.pool._idle
+    assert len(idle) == 2
+    for _ in loader:
+        time.sleep(0.05)
+    assert len(idle) == 1, "a loop that takes longer than DALI frees it"
+    list(loader)
+    assert numbers == [1, 2] * 7 + [1]
 
 
 def test_a_loop_that_takes_longer_than_dali_has_one(
@@ -191,7 +199,8 @@ def test_a_damaged_file_is_named_and_the_next_epoch_is_whole(fresh_pictures: Pat
         (16, 0.9, 0.1, 0.8, True),
         (15, 0.9, 0.1, 0.8, False),
         (16, 0.4, 0.6, 0.8, False),  # the GPU has work, although the host waits
-        (16, 0.9, 0.1, 0.3, False),  # it waits for something else
+        (16, 0.9, 0.1, 0.3, True),
+        (16, 0.9, 0.1, 0.2, False),  # it waits for something else
     ],
 )
 def test_whether_the_loop_waits_for_dali(
