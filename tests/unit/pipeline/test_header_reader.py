@@ -401,8 +401,9 @@ def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: l
     iterator = iter(DALILoader(ImageFolder(tmp_path, CHAIN), 4, device=device))
     with pytest.raises(SampleError, match=r"0_a\.jpg\): .*it is no regular file"):
         next(iterator)
-    with contextlib.suppress(SampleError):  # one of these is cut off
-        next(iterator)  # whose headers other threads may have vetted only by now
+    for _ in range(2):  # headers may be vetted by other threads, and some files are cut off
+        with contextlib.suppress(SampleError):
+            next(iterator)
     assert max(vetting) < 5
 
 
