@@ -78,10 +78,9 @@ def test_pipelines_take_turns(pictures: Path, monkeypatch: pytest.MonkeyPatch) -
         PipelineRunner, "submit", lambda runner, *args: runs.append(id(runner)) or submit(runner, *args)
     )
     list(make(pictures))
-    first, second = (runs.count(runner) for runner in dict.fromkeys(runs))
-    begin = runs.index(runs[-1] if runs[-1] != runs[0] else runs[-2])
+    begin = next(i for i, runner in enumerate(runs) if runner != runs[0])
     assert begin < 12, "there are six batches in flight, and the third one decides"
-    assert abs(first - begin - second) < 8, "the first pipeline had all of those in flight when the second one came"
+    assert sum(runner != runs[0] for runner in runs) > (len(runs) - begin) / 3, "each takes about half of the rest"
 
 
 @pytest.mark.usefixtures("waiting")
