@@ -39,7 +39,7 @@ class DiskObjects(ObjectCache):
     """A folder with a file for each object, or part of one.
 
     A file appears under its name when it is complete, and has a checksum. ``used`` has the bytes of all files. A
-    process locks it while it reserves room. The system unlocks it if the process ends. When the folder is full, files
+    process locks it while it adds a file. The system unlocks it if the process ends. When the folder is full, files
     are removed that were last used before this cache was opened, the oldest first. Files of this run stay: all are used
     once in each epoch, so that new ones would be no better.
 
@@ -92,8 +92,8 @@ class DiskObjects(ObjectCache):
         return content if filled == len(data) and data[-_TAIL:].tobytes() == _make_tail(content) else None
 
     def add(self, key: tuple[object, ...], content: Bytes) -> None:
-        path, size = self._path(key), _disk_size(len(content) + _TAIL)
-        if self._is_full or path.exists() or not self._reserve(size):
+        path = self._path(key)
+        if self._is_full or path.exists():
             return
         unfinished = self._unfinished / f"{os.getpid()}-{next(_count)}"
         try:
@@ -101,26 +101,24 @@ class DiskObjects(ObjectCache):
             with unfinished.open("wb") as stream:
                 stream.write(content.data)
                 stream.write(_make_tail(content))
-            unfinished.replace(path)
+            self._finish(unfinished, path, _disk_size(len(content) + _TAIL))
         except OSError:  # the disk is full before the budget is
-            self._reserve(-size)
             self._is_full = True
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
-    def _reserve(self, size: int) -> bool:
-        """Return whether there is room for a file. If so, it is counted."""
-        try:
-            with self._lock_folder() as stream:
-                used = _read_number(stream)
-                if used is None or used + size > self._budget:
-                    used = self._remove_old(size)
-                self._is_full = used + size > self._budget
-                self._used = used if self._is_full else used + size
-                _write_number(stream, self._used)
-        except OSError:
-            self._is_full = True
-        return not self._is_full
+    def _finish(self, unfinished: Path, path: Path, size: int) -> None:
+        """Give a file its name if there is room for it. The lock is held, so that no other process counts meanwhile."""
+        with self._lock_folder() as stream:
+            used = _read_number(stream)
+            if used is None or used + size > self._budget:
+                used = self._remove_old(size)
+            self._is_full = used + size > self._budget
+            if not self._is_full and not path.exists():
+                unfinished.replace(path)
+                used += size
+            self._used = used
+            _write_number(stream, used)
 
     def _remove_old(self, size: int) -> int:
         """Return the bytes of all files. If there is no room, remove files first that this run did not use."""
