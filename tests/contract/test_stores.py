@@ -207,6 +207,20 @@ def test_features_of_tfrecords(stores: Any, tmp_path: Path, samples: Samples) ->
     assert dataset.name(1).startswith(f"{path}, image 1 at byte")
 
 
+def test_a_record_in_two_parts_is_joined_and_others_are_cut_out_by_dali(stores: Any) -> None:
+    dataset = stores("recordio")
+    assert dataset.index.split.tolist() == [4]
+    assert dataset.torchdali_source().has_places
+    places = dataset.find(np.array([4, 0, 4, 23]))
+    assert places.passing == {0, 2}
+    for view, image in zip(places.views(), dataset.read(np.array([4, 0, 4, 23])), strict=True):
+        assert np.array_equal(view, image)
+    for row in (0, 4):
+        start, length = int(dataset.index.offsets[row]), int(dataset.index.lengths[row])
+        fetched = np.fromfile(dataset.shards.paths[0], np.uint8)[start : start + length]  # as of an object store
+        assert np.array_equal(dataset.image_in(row, fetched), dataset.read(np.array([row]))[0])
+
+
 def test_labels_of_recordio_may_be_several_or_floats(tmp_path: Path, samples: Samples) -> None:
     several = RecordIO(write_recordio(tmp_path / "a.rec", samples[:3], labels=(1.0, 2.5)), transform=EXACT)
     assert several[1][1].tolist() == [1, 2.5]

@@ -36,6 +36,7 @@ __all__ = [
 
 PROGRESS_INTERVAL = 0.2  # seconds
 _LARGEST = 2**32 - 1
+_NONE: IntArray = np.empty(0, np.int64)
 
 
 class Place(NamedTuple):
@@ -48,6 +49,7 @@ class Place(NamedTuple):
         start: The first byte of all its parts.
         span: Bytes of all its parts.
         labels: For each part that is a label its value if that is an int, the name of its class, or None.
+        is_split: Whether the image lies there in several pieces, with other bytes between them.
     """
 
     key: str
@@ -56,6 +58,7 @@ class Place(NamedTuple):
     start: int = 0
     span: int = 0
     labels: tuple[int | str | None, ...] = ()
+    is_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class ShardIndex:
         labels: By the name of the part: ``(N,)`` its values, if all of them are integers.
         starts: ``(N,)`` int64 where its parts begin, if some of them must be read there.
         spans: ``(N,)`` uint32 bytes of its parts, likewise.
+        split: The numbers of samples whose images lie in several pieces, in their order.
         classes: The names of classes by label, if labels are classes.
     """
 
@@ -82,7 +86,12 @@ class ShardIndex:
     labels: dict[str, Column]
     starts: Column | None
     spans: Column | None
+    split: IntArray
     classes: tuple[str, ...] = ()
+
+    def find_split(self, rows: IntArray) -> IntArray:
+        """Return the positions of rows whose images lie in several pieces."""
+        return np.flatnonzero(np.isin(rows, self.split)) if len(self.split) else _NONE
 
     @property
     def bytes_per_row(self) -> float:
@@ -162,7 +171,8 @@ def open_index(
             raise ValueError(f"{file} is damaged: its array {name!r} must be integers of int64, one for each image")
     classes = tuple(map(str, arrays.get("classes", ())))
     of_parts = {name: column for name, column in zip(labels, known.values(), strict=True) if column is not None}
-    return ShardIndex(file, np.array(stamps), **cast("Any", columns), labels=of_parts, classes=classes)
+    split = arrays.get("split", _NONE)
+    return ShardIndex(file, np.array(stamps), **cast("Any", columns), labels=of_parts, split=split, classes=classes)
 
 
 def _fits_int64(column: npt.NDArray[Any]) -> bool:
@@ -200,6 +210,7 @@ def _write_index(
 ) -> None:
     shard, offsets, lengths = array("I"), array("q"), array("I")
     starts, spans = array("q"), array("I")
+    split = array("q")
     labels: list[array[int] | None] = [array("q") for _ in range(num_labels)]
     classes: dict[str, int] = {}
     stamps: list[tuple[int, int]] = []
@@ -214,6 +225,8 @@ def _write_index(
             lengths.append(place.length)
             starts.append(place.start)
             spans.append(place.span)
+            if place.is_split:
+                split.append(len(offsets) - 1)
             for i, (column, label) in enumerate(zip(labels, place.labels, strict=True)):
                 if label is None:
                     labels[i] = None
@@ -247,6 +260,8 @@ def _write_index(
         arrays[f"labels{i or ''}"] = _shrink(values)
     if max(spans) and (None in labels or not labels):
         arrays |= {"starts": np.array(starts, np.int64), "spans": np.array(spans, np.uint32)}
+    if split:
+        arrays["split"] = np.array(split, np.int64)
     write_arrays(file, arrays)
 
 

@@ -16,7 +16,7 @@ from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes, ShardFile
-from torchdali.sources import Source
+from torchdali.sources.places import Places, join
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["RecordIO"]
@@ -90,22 +90,29 @@ class RecordIO(ShardedDataset):
                     place = (content + head, length) if is_whole else (at, end - at)
                     span = 0 if self.label is None else end - at
                     labels = () if self.label is None else (int(label) if whole else None,)
-                    yield Place(f"record {number}", *place, at, span, labels)
+                    yield Place(f"record {number}", *place, at, span, labels, not is_whole)
                 elif count != _FACES:
                     self.left_out.append(f"{path}, record {number} at byte {at:,}")
                 number, at = number + 1, end + -end % 4
 
     def read(self, rows: IntArray) -> list[Bytes]:
-        return [_join_image(data) for data in super().read(rows)]
+        images = super().read(rows)
+        split: list[int] = self.index.find_split(rows).tolist()
+        for i in split:
+            images[i] = _join_image(images[i])
+        return images
 
-    def torchdali_source(self) -> Source:
-        """Return the source that ``DALILoader`` reads."""
-        source = super().torchdali_source()
-        source.is_mapped = False  # read() looks at each record, so that it may wait for the disk
-        return source
+    def find(self, rows: IntArray) -> Places:
+        split = self.index.find_split(rows)
+        if not len(split):
+            return super().find(rows)
+        whole = np.delete(np.arange(len(rows)), split)
+        joined = dict(zip(split.tolist(), self.read(rows[split]), strict=True))
+        return join(len(rows), [(whole, super().find(rows[whole]))], joined)
 
     def image_in(self, row: int, data: Bytes) -> Bytes:
-        return _join_image(super().image_in(row, data))
+        image = super().image_in(row, data)
+        return _join_image(image) if len(self.index.find_split(np.array([row]))) else image
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         record = _join(data.tobytes())
@@ -147,8 +154,6 @@ def _join(data: bytes) -> bytes:
 
 
 def _join_image(data: Bytes) -> Bytes:
-    """Return an image. It is given as it is, or as a record of several parts."""
-    if data[:4].tobytes() != _MAGIC:
-        return data
+    """Return the image of a record of several parts."""
     record = _join(data.tobytes())
     return np.frombuffer(record, np.uint8)[_IMAGE_HEAD.size + 4 * _IMAGE_HEAD.unpack_from(record)[0] :]

@@ -69,7 +69,8 @@ class PipelinePool:
         threads = self._threads.choose(stats)
         runner = self._reuse(batch_size, threads)
         if runner is None:
-            graph.reserve_pinned(pinned, self.plan.device)
+            if number == 1:  # of two, each has half of the runs
+                graph.reserve_pinned(pinned, self.plan.device)
             runner = self.make(max(batch_size, self._batch_size), threads)
         self._in_use.add(runner)
         return runner

@@ -50,10 +50,12 @@ def join(count: int, parts: Iterable[tuple[IntArray, Places]], others: Mapping[i
     others = others or {}
     arrays: list[Bytes] = [_NOTHING] * count
     starts, lengths = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    passing = {*others}
     for positions, part in parts:
         starts[positions], lengths[positions] = part.starts, part.lengths
         for position, array in zip(positions.tolist(), part.arrays, strict=True):
             arrays[position] = array
+        passing.update(positions[[*part.passing]].tolist())
     for position, array in others.items():
         arrays[position], lengths[position] = array, len(array)
-    return Places(arrays, starts, lengths, frozenset(others))
+    return Places(arrays, starts, lengths, frozenset(passing))

@@ -99,3 +99,6 @@ def test_files_of_a_batch_come_from_several_places() -> None:
     for i, (got, file) in enumerate(zip(whole.views(), places.views(), strict=True)):
         np.testing.assert_array_equal(got, np.arange(9) if i == 3 else file)
     assert whole.passing == {3}
+    part = whole._replace(arrays=whole.arrays[2:4], starts=whole.starts[2:4], lengths=whole.lengths[2:4])
+    part = part._replace(passing=frozenset({1}))
+    assert join(8, [(np.array([6, 5]), part)], {0: np.arange(3, dtype=np.uint8)}).passing == {0, 5}
