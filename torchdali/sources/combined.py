@@ -126,19 +126,19 @@ class CombinedSource(Source):
     def read_parts(self, rows: IntArray) -> list[Any] | None:
         """Return for each sample a function that makes its target; None if no source reads anything ahead."""
         which, rows = self._which[rows], self._rows[rows]
+        positions: list[IntArray] = [np.flatnonzero(which == i) for i in range(len(self._sources))]
+        read = [source.read_parts(rows[own]) for source, own in zip(self._sources, positions, strict=True)]
+        if all(parts is None for parts in read):
+            return None
         makers: list[Any] = [None] * len(rows)
-        reads_ahead = False
-        for i, source in enumerate(self._sources):
-            positions = np.flatnonzero(which == i)
-            parts = source.read_parts(rows[positions])
-            reads_ahead |= parts is not None
+        for source, own, parts in zip(self._sources, positions, read, strict=True):
             if parts is None:
-                made = [partial(source.target, row) for row in rows[positions].tolist()]
+                made = [partial(source.target, row) for row in rows[own].tolist()]
             else:
                 made = [partial(source.make_target, part) for part in parts]
-            for position, maker in zip(positions.tolist(), made, strict=True):
+            for position, maker in zip(own.tolist(), made, strict=True):
                 makers[position] = maker
-        return makers if reads_ahead else None
+        return makers
 
     def make_target(self, parts: Any) -> Any:
         """Return the target that the source makes."""
