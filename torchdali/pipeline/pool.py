@@ -36,6 +36,7 @@ class PipelinePool:
     Attributes:
         plan: See above.
         decode_bytes: See above.
+        seconds_waited: How long the training loop waited in the epochs that used the pool.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PipelinePool:
         self._masks: dict[torch.dtype, PipelinePool] = {}
         self._idle: list[PipelineRunner] = []
         self._num_kept = 1
+        self.seconds_waited = 0.0
         # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
         # runner together, and finalise the pipeline before the epoch releases it.
         self._in_use: set[PipelineRunner] = set()

@@ -46,6 +46,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop wait for DALI from the third batch on, however fast this machine is."""
     monkeypatch.setattr(Clock, "waits_for_dali", property(lambda times: times.batches > 2))
+    monkeypatch.setattr(feed, "_SECONDS_WAITED", 0)
 
 
 def make(pictures: Path, times: int = 4, **options: Any) -> DALILoader[Any]:
@@ -118,9 +119,23 @@ def test_a_loop_that_takes_longer_than_dali_has_one(
     pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "_ENOUGH", 3)
+    monkeypatch.setattr(feed, "_SECONDS_WAITED", 0)
     for _ in make(pictures):
         time.sleep(0.05)
     assert numbers == [1]
+
+
+@pytest.mark.usefixtures("waiting")
+def test_the_wait_of_several_epochs_counts(pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make(pictures)
+    pool = loader._native_plan().pool
+    monkeypatch.setattr(feed, "_SECONDS_WAITED", 1000)
+    list(loader)
+    assert 0 < pool.seconds_waited < 1000
+    waited, pool.seconds_waited = pool.seconds_waited, 1000
+    list(loader)
+    assert pool.seconds_waited > 1000 + waited / 100
+    assert numbers == [1, 1, 2]
 
 
 @pytest.mark.usefixtures("waiting")
@@ -251,6 +266,7 @@ def test_a_loop_that_only_reads_takes_two_on_a_gpu(tmp_path: Path, monkeypatch: 
     if not jpeg_engine.has_jpeg_engine(torch.device("cuda", 0)):
         pytest.skip("needs a card with a JPEG engine")
     monkeypatch.setattr(clock, "_ENOUGH", 3)
+    monkeypatch.setattr(feed, "_SECONDS_WAITED", 0.1)
     (tmp_path / "class").mkdir()
     photograph = Image.fromarray(skimage.data.astronaut()).resize((1024, 1024))
     for number in range(32):
