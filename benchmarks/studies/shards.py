@@ -27,6 +27,8 @@ from benchmarks.common import data, stores
 from torchdali import DALILoader
 
 TURNS = 7
+_WARMUP = 6.0
+"""Seconds for which each loader is iterated before. After five seconds of waiting it gets a second pipeline."""
 
 
 def main() -> None:
@@ -81,13 +83,15 @@ def measure(datasets: dict[str, Any], args: argparse.Namespace, files: Iterable[
         for number in range(args.loaders)
     }
     speeds: dict[tuple[str, int], list[float]] = {key: [] for key in loaders}
-    for turn in range(args.turns + 1):  # the first warms up
+    for loader in loaders.values():
+        end = time.perf_counter() + _WARMUP
+        while time.perf_counter() < end:
+            run_epoch(loader)
+    for turn in range(args.turns):
         for key in reversed(loaders) if turn % 2 else loaders:
             if args.cold:
                 drop(files)
-            speed = run_epoch(loaders[key])
-            if turn:
-                speeds[key].append(speed)
+            speeds[key].append(run_epoch(loaders[key]))
     base = next(iter(datasets))
     bases = [statistics.mean(turn) for turn in zip(*(speeds[base, i] for i in range(args.loaders)), strict=True)]
     for (name, _), turns in speeds.items():
