@@ -444,6 +444,10 @@ def test_a_hostile_index_does_not_read_outside(own: str, tmp_path: Path) -> None
     change(index, shard=np.zeros(24, np.uint8), offsets=np.full_like(offsets, 2**64 - 1, np.uint64))
     with pytest.raises(ValueError, match=rf"{index} is damaged: its array 'offsets' must be integers of int64"):
         Tar(own, index=index)
+    for split in (np.array([24]), np.array([-1]), np.array([0.5]), np.array(1), np.array([True]), np.array(["0"])):
+        change(index, offsets=offsets, split=split)
+        with pytest.raises(ValueError, match=rf"{index} is damaged: its array 'split' must be the numbers of images"):
+            Tar(own, index=index)
 
 
 def test_an_index_of_something_else_is_refused(own: str, tmp_path: Path) -> None:

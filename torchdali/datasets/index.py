@@ -172,6 +172,8 @@ def open_index(
     classes = tuple(map(str, arrays.get("classes", ())))
     of_parts = {name: column for name, column in zip(labels, known.values(), strict=True) if column is not None}
     split = arrays.get("split", _NONE)
+    if split.ndim != 1 or not _fits_int64(split) or np.any((split < 0) | (split >= len(arrays["shard"]))):
+        raise ValueError(f"{file} is damaged: its array 'split' must be the numbers of images")
     return ShardIndex(file, np.array(stamps), **cast("Any", columns), labels=of_parts, split=split, classes=classes)
 
 

@@ -71,7 +71,8 @@ class RecordIO(ShardedDataset):
         if label not in ("label", None):
             raise ValueError(f"label must be 'label' or None for a RecordIO file, got {label!r}")
         self.left_out: list[str] = []
-        super().__init__(shards, "", label, transform, target_transform, index, is_mapped, remote)
+        content = "split records"  # an older index does not say which they are
+        super().__init__(shards, content, label, transform, target_transform, index, is_mapped, remote)
 
     def _scan(self, path: str) -> Iterator[Place]:
         with self._open_shard(path) as shard:

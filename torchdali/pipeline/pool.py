@@ -85,6 +85,7 @@ class PipelinePool:
     def keep_one(self) -> None:
         """Keep no second runner for the next epoch. Call it before the runners are released."""
         self._num_kept = 1
+        self.seconds_waited = 0.0  # so that loops which differ do not build one again and again
 
     def is_faster_with_two(self, stats: InputStats) -> bool:
         """Return whether two runners are faster than one: a JPEG engine is idle while one runner prepares a batch."""

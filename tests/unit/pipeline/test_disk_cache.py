@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from torchdali.pipeline.cache.disk import DiskObjects
 from torchdali.sources.remote import Range
@@ -142,3 +144,52 @@ def test_a_full_disk_is_no_fault(tmp_path: Path) -> None:
     cache._unfinished.mkdir()
     cache.add(part(2), content(2))  # this run tries no more
     assert cache.get(part(2)) is None
+
+
+def test_a_child_forked_while_the_folder_is_locked_does_not_keep_the_lock(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    context = multiprocessing.get_context("fork")
+    end = context.Event()
+    with cache._lock_folder():
+        child = context.Process(target=end.wait)
+        child.start()
+    try:
+        with (tmp_path / "used").open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        end.set()
+        child.join()
+
+
+def test_a_file_is_counted_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a process that ends in between does not let the folder exceed its budget."""
+    counts: list[int] = []
+    replace = Path.replace
+
+    def record(file: Path, target: Path) -> Path:
+        counts.append(int((tmp_path / "used").read_bytes()))
+        return replace(file, target)
+
+    monkeypatch.setattr(Path, "replace", record)
+    cache = opened(tmp_path)
+    for number in range(2):
+        cache.add(part(number), content(number))
+    assert counts == [BLOCK, 2 * BLOCK]
+
+
+def test_processes_of_one_number_write_files_of_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers that share a folder may each have a process 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    context = multiprocessing.get_context("fork")
+    names = context.SimpleQueue()
+
+    def add() -> None:
+        cache = opened(tmp_path)
+        cache._finish = lambda unfinished, *_: names.put(unfinished.name)
+        cache.add(part(0), content(0))
+
+    processes = [context.Process(target=add) for _ in range(2)]
+    for process in processes:
+        process.start()
+        process.join()
+    assert names.get() != names.get()

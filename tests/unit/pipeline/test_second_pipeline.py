@@ -111,6 +111,7 @@ def test_both_pipelines_are_kept_for_the_next_epoch(
     for _ in loader:
         time.sleep(0.05)
     assert len(idle) == 1, "a loop that takes longer than DALI frees it"
+    assert loader._native_plan().pool.seconds_waited == 0
     list(loader)
     assert numbers == [1, 2] * 7 + [1]
 

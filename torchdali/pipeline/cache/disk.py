@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import itertools
 import os
 import shutil
 import time
@@ -32,7 +31,6 @@ _UNFINISHED = 3600.0
 """Seconds after which a file that is not complete was left by a process that is gone."""
 _CLOCKS = 1.0
 """Seconds by which the clock of a file system may be behind."""
-_count = itertools.count()
 
 
 class DiskObjects(ObjectCache):
@@ -95,7 +93,7 @@ class DiskObjects(ObjectCache):
         path = self._path(key)
         if self._is_full or path.exists():
             return
-        unfinished = self._unfinished / f"{os.getpid()}-{next(_count)}"
+        unfinished = self._unfinished / os.urandom(16).hex()  # two containers may have the same process number
         try:
             path.parent.mkdir(exist_ok=True)
             with unfinished.open("wb") as stream:
@@ -114,11 +112,11 @@ class DiskObjects(ObjectCache):
             if used is None or used + size > self._budget:
                 used = self._remove_old(size)
             self._is_full = used + size > self._budget
-            if not self._is_full and not path.exists():
+            is_new = not self._is_full and not path.exists()
+            self._used = used + size if is_new else used
+            _write_number(stream, self._used)  # before there is the file: a process may end here
+            if is_new:
                 unfinished.replace(path)
-                used += size
-            self._used = used
-            _write_number(stream, used)
 
     def _remove_old(self, size: int) -> int:
         """Return the bytes of all files. If there is no room, remove files first that this run did not use."""
@@ -148,7 +146,10 @@ class DiskObjects(ObjectCache):
     def _lock_folder(self) -> Generator[BinaryIO, None, None]:
         with os.fdopen(os.open(self._folder / "used", os.O_RDWR | os.O_CREAT, 0o644), "r+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
-            yield stream
+            try:
+                yield stream
+            finally:
+                fcntl.flock(stream, fcntl.LOCK_UN)  # closing does not unlock it while a forked child has it open
 
     def close(self) -> None:
         """Keep all files, for the next run."""
@@ -176,3 +177,4 @@ def _write_number(stream: BinaryIO, number: int) -> None:
     stream.seek(0)
     stream.write(b"%-20d" % max(number, 0))
     stream.truncate()
+    stream.flush()
