@@ -153,16 +153,20 @@ def test_a_child_forked_while_the_folder_is_locked_does_not_keep_the_lock(tmp_pa
     with cache._lock_folder():
         child = context.Process(target=end.wait)
         child.start()
-    try:
-        with (tmp_path / "used").open("rb") as stream:
+    is_locked = False
+    with (tmp_path / "used").open("rb") as stream:
+        try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        end.set()
-        child.join()
+        except BlockingIOError:
+            is_locked = True
+    end.set()
+    child.join()
+    assert child.exitcode == 0
+    assert not is_locked
 
 
 def test_a_file_is_counted_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a process that ends in between does not let the folder exceed its budget."""
+    """And while the folder is locked, so that no other process misses it."""
     counts: list[int] = []
     replace = Path.replace
 
