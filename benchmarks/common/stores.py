@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -38,6 +39,10 @@ def list_files(kind: str, root: Path) -> list[Path]:
     """Return the files of a store."""
     path = root.with_name(f"{root.name}-{kind}")
     return [file for file in path.rglob("*") if file.is_file()]
+
+
+def _write_folder(path: Path, folder: ImageFolder) -> None:
+    shutil.copytree(folder.root, path)
 
 
 def _write_tar(path: Path, folder: ImageFolder) -> None:
@@ -125,6 +130,7 @@ def _split(samples: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
 _Writer = Callable[[Path, ImageFolder], None]
 _Reader = Callable[..., Any]
 KINDS: dict[str, tuple[_Writer, _Reader]] = {
+    "folder": (_write_folder, lambda path, **options: ImageFolder(str(path), **options)),
     "tar": (_write_tar, lambda path, **options: Tar(path / "*.tar", **options)),
     "zip": (_write_zip, lambda path, **options: Zip(path / "all.zip", **options)),
     "tfrecord": (_write_tfrecord, lambda path, **options: TFRecord(path / "train-*", **options)),

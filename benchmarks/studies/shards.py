@@ -3,11 +3,11 @@
     python -m benchmarks.studies.shards --images 8192 --cores 16,4 --kinds tar,zip,tfrecord,recordio,lmdb
 
 Pictures are written into each kind of store once. The datasets are iterated by turns over a few epochs, so that all
-meet the same state of the machine, and the median of the turns counts. A loader is faster or slower than another one
-of the same files for all its life. So ``--loaders 3`` makes three of each kind, and compares with the mean of the
-image folder's. All batches are on the GPU, after a random resized crop, a flip and the normalization. Without a GPU
-the numbers mean nothing. ``--cold`` drops the files from the page cache before each epoch, which then reads the disk
-under ``--root``.
+meet the same state of the machine, and the median of the turns counts. A loader is faster or slower than another one of
+the same files for all its life. So ``--loaders 3`` makes three of each kind, and compares with the mean of the image
+folder's. The kind ``folder`` is a copy of that folder, so its ratio tells how much chance decides. All batches are on
+the GPU, after a random resized crop, a flip and the normalization. Without a GPU the numbers mean nothing. ``--cold``
+drops the files from the page cache before each epoch, which then reads the disk under ``--root``.
 """
 
 import argparse
