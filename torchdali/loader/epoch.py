@@ -38,6 +38,7 @@ from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.samples.tree import Placeholder, collate, is_default_collate, tree_map
 from torchdali.sources import Labels
 from torchdali.state.context import EpochContext
+from torchdali.state.fast_forward import count_batches
 from torchdali.state.iterator import ResumableIterator
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws
@@ -95,6 +96,7 @@ class NativeIterator(ResumableIterator):
         """Begin the epoch. The sampler is asked now if workers would get their first indices now."""
         context = self._context
         self._key = context.next_key(self.base_seed)
+        self.clock.num_batches = count_batches(self._index_sampler)
         self._occurrences = DenseOccurrences(len(self._native.source))
         self._prefetcher = self._native.open(self._timeout, context.sampler, self.clock, context.errors)
         if self._num_workers:

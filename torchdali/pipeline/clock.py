@@ -77,6 +77,7 @@ class Clock:
     Attributes:
         batches: Number of batches that were yielded.
         images: Number of their images.
+        num_batches: Number of batches that the epoch has; None if its sampler does not tell.
         start: Seconds until the first batch; None before it.
         elapsed: Seconds until the latest batch.
         over: Whether the epoch was iterated to its end.
@@ -96,6 +97,7 @@ class Clock:
         self._unread: deque[tuple[Event, Event, Event, int, dict[Part, float]]] = deque()
         self._spare: list[Event] = []
         self.batches = self.images = 0
+        self.num_batches: int | None = None
         self.start: float | None = None
         self.elapsed = 0.0
         self.finished = False
@@ -165,6 +167,12 @@ class Clock:
         times, in_dali = self.timed, self.parts.get("DALI", 0.0)
         is_waiting = times.batches >= _ENOUGH and times.waited > times.consumer
         return is_waiting and 4 * in_dali > times.waited + times.consumer
+
+    @property
+    def expected_wait(self) -> float:
+        """The seconds for which the training loop will have waited at the end of the epoch, if it goes on like this."""
+        left = max(0, (self.num_batches or 0) - self.batches)
+        return self.timed.waited * (1 + left / max(1, self.timed.batches))
 
     @property
     def is_loop_slower(self) -> bool:

@@ -36,7 +36,7 @@ _FIRST_DEPTH = 3
 """Batches in flight until two were returned. An iterator may be asked for one batch alone, and the first is urgent."""
 
 _SECONDS_WAITED = 5.0
-"""A second pipeline is built if a loop has waited so long. It takes half a second, and saves a tenth of the wait."""
+"""A second pipeline is built if a loop waits so long by the epoch's end. It takes half a second, and saves a tenth."""
 _FREE_RUNS = 8
 """A second pipeline is built if the device has free memory for the decoded images of so many runs."""
 _OPEN_RUNS = 3
@@ -290,7 +290,7 @@ class Prefetcher:
         pool = batch.pool
         if self._has_decided or not self._clock.waits_for_dali:
             return False
-        if pool.seconds_waited + self._clock.timed.waited < _SECONDS_WAITED:
+        if pool.seconds_waited + self._clock.expected_wait < _SECONDS_WAITED:
             return False
         self._has_decided = True
         if pool.plan.input_kind is InputKind.FILES and _OPEN_RUNS * batch.num_images > machine.max_open_files():

@@ -26,7 +26,8 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.feed import Prefetcher
 from torchdali.pipeline.readers import FileReader, FirstBytes, header_reader
 from torchdali.pipeline.readers import files as file_reader
-from torchdali.pipeline.readers.header_reader import HeaderValidator
+from torchdali.pipeline.readers.header_reader import HeaderReader, HeaderValidator
+from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.sources import HEADER_BYTES, UNREADABLE, read_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import parse_header
@@ -297,6 +298,63 @@ def test_several_threads_read_a_batch_if_files_take_long(
     ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 200, device="cpu")
     assert (images == images[0]).all()
     assert len(threads) > 3 if slow else len(threads) == 1
+
+
+def test_the_calling_thread_reads_while_files_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [os.fsencode(tmp_path / f"{number}.jpg") for number in range(64)]
+    for path in paths:
+        Path(os.fsdecode(path)).write_bytes(next(kinds())[1])
+    here, threads, read = threading.get_ident(), set[int](), FirstBytes._read
+    slow = 0.0
+
+    def watch(first: FirstBytes, i: int) -> None:
+        threads.add(threading.get_ident())
+        time.sleep(slow)
+        read(first, i)
+
+    monkeypatch.setattr(FirstBytes, "_read", watch)
+    reader = HeaderReader()
+
+    def scan(pool: DaemonThreadPoolExecutor) -> set[int]:
+        threads.clear()
+        lengths: list[int] = []
+        reader.scan(paths, lambda first, scan: lengths.extend(first.lengths), lambda: pool).wait()
+        assert len(lengths) == 64
+        return set(threads)
+
+    pool = DaemonThreadPoolExecutor(4, "scan")
+    monkeypatch.setattr(header_reader, "_PATIENCE", 60)
+    assert here not in scan(pool), "nothing is known about the storage"
+    assert scan(pool) == {here}
+    monkeypatch.setattr(header_reader, "_PATIENCE", 0.001)
+    slow = 0.002
+    assert len(scan(pool) - {here}) > 1, "the first file was late"
+    assert here not in scan(pool)
+    slow = 0.0
+    monkeypatch.setattr(header_reader, "_PATIENCE", 60)
+    assert here not in scan(pool)
+    assert scan(pool) == {here}, "all files of the batch before were quick"
+    monkeypatch.setattr(reader, "is_on_network", True)
+    scan(pool)
+    assert here not in scan(pool), "a file there may never answer"
+    pool.shutdown()
+
+
+def test_headers_that_the_first_bytes_do_not_tell_are_read_by_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "class").mkdir()
+    for number in range(80):
+        Image.new("RGB", (40 + number, 30)).save(tmp_path / "class" / f"{number:02}.tif", compression="tiff_lzw")
+    here, threads, read = threading.get_ident(), list[int](), FileReader._read_each
+    monkeypatch.setattr(FileReader, "_read_each", lambda *args: threads.append(threading.get_ident()) or read(*args))
+    monkeypatch.setattr(header_reader, "_PATIENCE", 60)
+    sizes = v2.Lambda(lambda image: torch.tensor(image.size))
+    loader = DALILoader(ImageFolder(tmp_path, sizes), 4, device="cpu")
+    widths = [int(width) for images, _ in loader for width in images[:, 0]]
+    assert widths == [*range(40, 120)]
+    assert len(threads) == 20
+    assert here not in threads
 
 
 WAITING = """

@@ -142,6 +142,35 @@ def test_the_wait_of_several_epochs_counts(pictures: Path, numbers: list[int], m
 
 
 @pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("is_torchs", [True, False])
+def test_a_long_epoch_takes_two_at_once(
+    is_torchs: bool, pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait until its end counts, if the sampler tells how long it is without drawing random numbers."""
+    dataset, expected = ImageFolder(pictures, CHAIN), list[float]()
+    dataset.samples = dataset.samples * 10
+    own = [[0, 1, 2, 3]] * (len(dataset) // 4)
+    batches = {"batch_size": 4, "shuffle": True} if is_torchs else {"batch_sampler": own}
+    needs_second = feed.Prefetcher._needs_second
+
+    def expect(prefetcher: feed.Prefetcher, batch: Any) -> bool:
+        if prefetcher._clock.timed.batches > 2 and not expected:
+            expected.append(prefetcher._clock.expected_wait)
+            monkeypatch.setattr(feed, "_SECONDS_WAITED", 5 * prefetcher._clock.timed.waited)
+        return needs_second(prefetcher, batch)
+
+    monkeypatch.setattr(feed, "_SECONDS_WAITED", 1000)
+    monkeypatch.setattr(feed.Prefetcher, "_needs_second", expect)
+    iterator = iter(DALILoader(dataset, device="cpu", **batches))  # type: ignore[arg-type]
+    for _ in range(8):
+        next(iterator)
+    assert numbers == ([1, 2] if is_torchs else [1])
+    assert expected[0] == pytest.approx(
+        feed._SECONDS_WAITED / 5 * (1 + (len(dataset) // 4 - 4) / 3 if is_torchs else 1)
+    )
+
+
+@pytest.mark.usefixtures("waiting")
 def test_without_room_there_is_one(pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     loader = make(pictures)

@@ -95,7 +95,7 @@ def test_the_folder_of_the_first_file_tells_where_files_lie(
     assert not reader.is_on_network, "nothing was asked for"
     with ThreadPoolExecutor(1) as pool:
         for some in (paths, [b"/later/c.jpg"]):
-            reader.scan(some, lambda first: None, lambda: pool).wait()
+            reader.scan(some, lambda first, scan: None, lambda: pool).wait()
     assert reader.is_on_network
     assert folders == ["/data" if len(paths) == 2 else "."]
 

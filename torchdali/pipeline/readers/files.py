@@ -139,11 +139,13 @@ class FileReader(Reader):
         unknown = self.table.find_unknown(rows)
         if self.table.has_stamps or not len(unknown):
             return Scan(unknown.tolist(), self._read_each, pool)
-        paths, learn = self._read_paths_as_bytes(unknown), partial(self._learn, unknown, self._kept)
+        paths, learn = self._read_paths_as_bytes(unknown), partial(self._learn, unknown, self._kept, pool)
         return self._header_reader.scan(paths, learn, pool, self._kept)
 
-    def _learn(self, rows: IntArray, kept: KeptFiles, first: FirstBytes) -> None:
-        """Learn headers together from first bytes, and one by one those that the first bytes do not tell."""
+    def _learn(
+        self, rows: IntArray, kept: KeptFiles, pool: Callable[[], Executor], first: FirstBytes, scan: Scan
+    ) -> None:
+        """Learn headers together from first bytes. Let a thread read one by one those that these do not tell."""
         for i, copy in first.copies.items():
             kept.add(int(rows[i]), copy)
         headers = parse(first.data, self.adjust_orientation)
@@ -151,7 +153,8 @@ class FileReader(Reader):
         if self._validator.is_on:
             headers.known[~headers.jpeg] = False  # DALI is asked about these, with all bytes of them
         self.table.update_many(rows, headers, first.lengths)
-        self._read_each(rows[~headers.known].tolist())
+        if others := rows[~headers.known].tolist():
+            scan.add(others, self._read_each, pool, chunk=len(others))
 
     def _read_each(self, rows: Sequence[int]) -> None:
         """Read headers one by one. Leave files that DALI refuses to PIL. It is not asked about JPEGs."""

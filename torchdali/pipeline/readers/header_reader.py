@@ -90,8 +90,9 @@ class FirstBytes:
 class HeaderReader:
     """Reads the first bytes of batches of files. It measures how long a thread waits for a file.
 
-    Threads that read from the page cache hinder each other, because each needs Python's global lock several times for a
-    file. So one thread reads, until a file takes long. Several then read the rest of the batch.
+    Threads that read from the page cache hinder each other, and the thread that iterates, because each needs Python's
+    global lock several times for a file. So the calling thread reads a batch, if all files of the one before were read
+    quickly. Otherwise one thread reads, until a file takes long. Several then read the rest of the batch.
 
     Attributes:
         is_on_network: Whether the first file that was asked for lies on a network file system.
@@ -100,7 +101,7 @@ class HeaderReader:
     is_on_network = False
 
     def __init__(self) -> None:
-        self._turn = Lock()
+        self._turn, self._is_quick = Lock(), False
         self._waits: list[float] = []
         self._unmeasured = 0.0, 0  # seconds waited for files since the last of them, and these files
         self._was_asked = False
@@ -108,15 +109,15 @@ class HeaderReader:
     def scan(
         self,
         paths: Sequence[bytes],
-        use: Callable[[FirstBytes], None],
+        learn: Callable[[FirstBytes, Scan], None],
         pool: Callable[[], Executor],
         kept: KeptFiles | None = None,
     ) -> Scan:
-        """Start to read a batch in the threads of ``pool()``, which then call ``use`` once.
+        """Read a batch here or in the threads of ``pool()``. Whoever reads the last file calls ``learn``.
 
         Args:
             paths: The files.
-            use: Gets what was read.
+            learn: Gets what was read. It adds to the scan what would take long.
             pool: Returns the threads.
             kept: Takes copies of the files, if the storage is slow.
         """
@@ -127,15 +128,19 @@ class HeaderReader:
         first, scan = FirstBytes(paths, kept if is_slow else None), Scan([], lambda _: None, pool)
         left, count = [len(paths)], Lock()
 
-        def begin(_: Sequence[int]) -> None:
+        def begin() -> None:
+            end = self._read_timed(first, 0, len(paths), _PATIENCE)
+            self._is_quick = end == len(paths) and not self.is_on_network  # where a file may never answer
+            scan.add(range(end, len(paths)), read, pool, _CHUNK)
+            finish(end)
+
+        def begin_in_turn(_: Sequence[int]) -> None:
             is_alone = self._turn.acquire(timeout=_TURN)  # no longer, because a file may never answer
             try:
-                end = self._read_timed(first, 0, len(paths), _PATIENCE)
+                begin()
             finally:
                 if is_alone:
                     self._turn.release()
-            scan.add(range(end, len(paths)), read, pool, _CHUNK)
-            finish(end)
 
         def read(chunk: Sequence[int]) -> None:
             finish(self._read_timed(first, chunk[0], chunk[-1] + 1) - chunk[0])
@@ -145,9 +150,12 @@ class HeaderReader:
                 left[0] -= num_read
                 is_last = not left[0]
             if is_last:
-                use(first)
+                learn(first, scan)
 
-        scan.add([0], begin, pool)
+        if self._is_quick and not self._turn.locked():
+            scan.run(begin)
+        else:
+            scan.add([0], begin_in_turn, pool)
         return scan
 
     def _read_timed(self, first: FirstBytes, begin: int, end: int, patience: float = math.inf) -> int:

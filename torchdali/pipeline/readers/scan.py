@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
+from functools import partial
 from time import monotonic, perf_counter
 
 __all__ = ["Scan", "ScanTimeoutError"]
@@ -64,15 +65,20 @@ class Scan:
             if perf_counter() - begin >= patience + start * _QUICK:
                 return indices[start:]
             end = start + (_CHECK_INTERVAL if start else 1)  # the first file alone, in case storage is slow
-            try:
-                read(indices[start:end])
-            except Exception as error:  # noqa: BLE001 - raised by wait()
-                failed: Future[None] = Future()
-                failed.set_exception(error)
-                self._futures.append(failed)
+            self.run(partial(read, indices[start:end]))
+            if self._futures:
                 return indices[end:]
             start = end
         return ()
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Call something here and now. :meth:`wait` raises its error."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - raised by wait()
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            self._futures.append(failed)
 
     def is_done(self) -> bool:
         """Return whether :meth:`wait` would return at once."""
