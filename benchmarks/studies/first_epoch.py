@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +41,33 @@ def work(options: dict[str, Any]) -> None:
     print(json.dumps(describe(torch)), flush=True)
     for _ in range(options["turns"]):
         loader = DALILoader(dataset, options["batch_size"], shuffle=True, drop_last=True)
-        print(json.dumps([_time(loader, step) for _ in range(options["epochs"])]), flush=True)
+        epochs = [_time(loader, step) for _ in range(options["epochs"])]
+        print(json.dumps(list(zip(*epochs, strict=True))), flush=True)
         loader.close()
 
 
-def _time(batches: Iterable[Any], step: Any) -> float:
-    """Return the images per second of an epoch, from batch 16 on."""
+def _time(loader: Any, step: Any) -> tuple[float, list[tuple[float, int]]]:
+    """Return the images per second of an epoch, from batch 16 on, and of each tenth, with its pipelines at the end."""
     import torch
 
     count, start = 0, 0.0
-    for number, (images, labels) in enumerate(batches):
+    tenth = max(1, len(loader) // 10)
+    tenths: list[tuple[float, int]] = []
+    latest = time.perf_counter()
+    iterator = iter(loader)
+    for number, (images, labels) in enumerate(iterator):
         if number == _WARMUP:
             _synchronize(torch)
             start = time.perf_counter()
         if step:
             step(images, labels)
         count += len(images) * (number >= _WARMUP)
+        if (number + 1) % tenth == 0:
+            before, latest = latest, time.perf_counter()
+            pipelines = len(iterator._prefetcher._runners)  # noqa: SLF001 - of no use to others
+            tenths.append((tenth * len(images) / (latest - before), pipelines))
     _synchronize(torch)
-    return count / (time.perf_counter() - start)
+    return count / (time.perf_counter() - start), tenths
 
 
 def _synchronize(torch: Any) -> None:
@@ -69,9 +77,10 @@ def _synchronize(torch: Any) -> None:
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """Return the rates of a process, and the median of the first epochs' rates divided by later ones'."""
-    described, *rates = run_worker("studies.first_epoch", options)
+    described, *turns = run_worker("studies.first_epoch", options)
+    rates, tenths = ([turn[i] for turn in turns] for i in range(2))
     ratios = [first / statistics.mean(later) for first, *later in rates]
-    return {**options, **described, "rates": rates, "ratio": statistics.median(ratios)}
+    return {**options, **described, "rates": rates, "tenths": tenths, "ratio": statistics.median(ratios)}
 
 
 def render(whole: dict[str, Any]) -> str:
@@ -84,7 +93,12 @@ def render(whole: dict[str, Any]) -> str:
         rows.append([case, *map(_format, (first, later)), f"{run['ratio']:.3f}"])
     lines = ["# The first epoch beside later ones", "", *report.format_machine(whole["machine"])]
     lines += [f"- command: `{whole['command']}`", ""]
-    lines += ["Images per second: medians, least and largest epoch.", "", report.markdown(rows)]
+    lines += ["Images per second: medians, least and largest epoch.", "", report.markdown(rows), ""]
+    lines += ["Thousands of images per second in each tenth of the first turn's epochs, and pipelines:", ""]
+    for run in whole["runs"]:
+        for number, tenths in enumerate(run["tenths"][0]):
+            text = ", ".join(f"{rate / 1e3:.1f} ({pipelines})" for rate, pipelines in tenths)
+            lines.append(f"- {CASES[run['case']]}, {report.cores(run['cores'])}, epoch {number + 1}: {text}")
     return "\n".join(lines)
 
 
