@@ -269,14 +269,13 @@ class Prefetcher:
             del failure
 
     def _get_runner(self, batch: Batch) -> PipelineRunner:
-        """Return the runner with the fewest runs. Add a second one if the training loop waits for the first."""
-        runners = [
-            runner
-            for runner in self._teams.get(batch.pool, ())
-            if runner.batch_size >= batch.num_images and not runner.broken
-        ]
+        """Return the runners by turns. Add a second one if the training loop waits for the first."""
+        team = self._teams.get(batch.pool, [])
+        runners = [runner for runner in team if runner.batch_size >= batch.num_images and not runner.broken]
         if runners and (len(runners) > 1 or not (batch.pool.has_spare or self._needs_second(batch))):
-            return min(runners, key=lambda runner: runner.in_flight)
+            team.remove(runners[0])
+            team.append(runners[0])
+            return runners[0]
         reader = batch.reader
         pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
         largest = max([batch.num_images, *(runner.batch_size for runner in runners)])

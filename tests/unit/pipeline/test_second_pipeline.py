@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -84,6 +85,7 @@ def test_pipelines_take_turns(pictures: Path, monkeypatch: pytest.MonkeyPatch) -
     assert begin < 12, "there are six batches in flight, and the third one decides"
     assert abs(first - begin - second) < 8, "the first pipeline had all of those in flight when the second one came"
     assert second > (len(runs) - begin) / 3, "each takes about half of the rest"
+    assert not any(map(operator.eq, runs[begin:], runs[begin + 1 :])), "else one has nothing to do now and then"
 
 
 @pytest.mark.usefixtures("waiting")
