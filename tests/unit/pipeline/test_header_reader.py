@@ -323,21 +323,36 @@ def test_the_calling_thread_reads_while_files_are_quick(tmp_path: Path, monkeypa
         return set(threads)
 
     pool = DaemonThreadPoolExecutor(4, "scan")
-    monkeypatch.setattr(header_reader, "_PATIENCE", 60)
+    monkeypatch.setattr(header_reader, "_NUM_BY_THREADS", 2)
+    monkeypatch.setattr(header_reader, "_PATIENCE", 60)  # for a machine that is busy
     assert here not in scan(pool), "nothing is known about the storage"
     assert scan(pool) == {here}
+    slow = 0.003
     monkeypatch.setattr(header_reader, "_PATIENCE", 0.001)
-    slow = 0.002
-    assert len(scan(pool) - {here}) > 1, "the first file was late"
-    assert here not in scan(pool)
+    assert len(scan(pool) - {here}) > 1, "files were late"
     slow = 0.0
     monkeypatch.setattr(header_reader, "_PATIENCE", 60)
     assert here not in scan(pool)
-    assert scan(pool) == {here}, "all files of the batch before were quick"
+    assert here not in scan(pool)
+    assert scan(pool) == {here}, "it tries again"
     monkeypatch.setattr(reader, "is_on_network", True)
-    scan(pool)
     assert here not in scan(pool), "a file there may never answer"
     pool.shutdown()
+
+
+def test_a_few_late_files_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, clock = FirstBytes([b"name"] * 20), [0.0]
+    late: dict[int, float] = {}
+    monkeypatch.setattr(FirstBytes, "_read", lambda _, i: clock.append(clock[-1] + late.get(i, 1e-5)))
+    monkeypatch.setattr(header_reader, "perf_counter", lambda: clock[-1])
+    late = dict.fromkeys((3, 5, 7, 9), 0.04)
+    assert first.read(0, 20, patience=0.005) == 20
+    late = dict.fromkeys((3, 5, 7, 9, 12), 0.04)
+    assert first.read(0, 20, patience=0.005) == 13
+    late = {4: 0.06}
+    assert first.read(0, 20, patience=0.005) == 5, "longer than any wait for a core"
+    late = dict.fromkeys(range(20), 0.0009)
+    assert first.read(0, 20, patience=0.005) == 6
 
 
 def test_headers_that_the_first_bytes_do_not_tell_are_read_by_threads(

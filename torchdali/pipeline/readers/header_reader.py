@@ -28,6 +28,10 @@ __all__ = ["FirstBytes", "HeaderReader", "HeaderValidator"]
 Bytes = npt.NDArray[np.uint8]
 _PATIENCE, _QUICK = 5e-3, 3e-5
 """Seconds that one thread may read a batch, and more for each file. A file in the page cache takes 4 us."""
+_LATE, _NUM_LATE, _MAX_LATE = 1e-3, 4, 5e-2
+"""A few files that take longer do not count, up to so many seconds each. A thread that loses its core is late, too."""
+_NUM_BY_THREADS = 16
+"""Batches that threads read after one that took long. Then the calling thread tries again."""
 _CHUNK = 16
 """Files that each of several threads reads in a row."""
 _TURN = 0.1
@@ -59,16 +63,22 @@ class FirstBytes:
         Args:
             begin: First file.
             end: Where to end.
-            patience: Seconds that all may take together, beyond 30 us for each.
+            patience: Seconds that all may take together, beyond 30 us for each and 50 ms for each of four.
         """
-        deadline = perf_counter() + patience
+        now, num_late = perf_counter(), 0
+        deadline = now + patience
         for i in range(begin, end):
+            before = now
             try:
                 self._read(i)
             except OSError:  # whoever reads the file next names it
                 continue
+            now = perf_counter()
             deadline += _QUICK
-            if perf_counter() > deadline:
+            if now - before > _LATE and num_late < _NUM_LATE:
+                num_late += 1
+                deadline += min(now - before, _MAX_LATE)
+            if now > deadline:
                 return i + 1
         return end
 
@@ -91,8 +101,8 @@ class HeaderReader:
     """Reads the first bytes of batches of files. It measures how long a thread waits for a file.
 
     Threads that read from the page cache hinder each other, and the thread that iterates, because each needs Python's
-    global lock several times for a file. So the calling thread reads a batch, if all files of the one before were read
-    quickly. Otherwise one thread reads, until a file takes long. Several then read the rest of the batch.
+    global lock several times for a file. So the calling thread reads a batch, until files take long. Several threads
+    then read its rest. One thread reads each of the next batches, also until files take long.
 
     Attributes:
         is_on_network: Whether the first file that was asked for lies on a network file system.
@@ -101,7 +111,7 @@ class HeaderReader:
     is_on_network = False
 
     def __init__(self) -> None:
-        self._turn, self._is_quick = Lock(), False
+        self._turn, self._num_by_threads = Lock(), 1  # the first batch, whose storage is not known
         self._waits: list[float] = []
         self._unmeasured = 0.0, 0  # seconds waited for files since the last of them, and these files
         self._was_asked = False
@@ -128,11 +138,15 @@ class HeaderReader:
         first, scan = FirstBytes(paths, kept if is_slow else None), Scan([], lambda _: None, pool)
         left, count = [len(paths)], Lock()
 
-        def begin() -> None:
+        def begin() -> bool:
             end = self._read_timed(first, 0, len(paths), _PATIENCE)
-            self._is_quick = end == len(paths) and not self.is_on_network  # where a file may never answer
             scan.add(range(end, len(paths)), read, pool, _CHUNK)
             finish(end)
+            return end == len(paths)
+
+        def begin_here() -> None:
+            if not begin():
+                self._num_by_threads = _NUM_BY_THREADS
 
         def begin_in_turn(_: Sequence[int]) -> None:
             is_alone = self._turn.acquire(timeout=_TURN)  # no longer, because a file may never answer
@@ -152,10 +166,12 @@ class HeaderReader:
             if is_last:
                 learn(first, scan)
 
-        if self._is_quick and not self._turn.locked():
-            scan.run(begin)
-        else:
+        # A file on a network file system may never answer. Neither may those that a thread is still reading.
+        if self._num_by_threads or self.is_on_network or self._turn.locked():
+            self._num_by_threads = max(0, self._num_by_threads - 1)
             scan.add([0], begin_in_turn, pool)
+        else:
+            scan.run(begin_here)
         return scan
 
     def _read_timed(self, first: FirstBytes, begin: int, end: int, patience: float = math.inf) -> int:
