@@ -64,6 +64,7 @@ class NativePlan:
     def open(self, timeout: float, sampler: Any, clock: Clock, errors: ErrorPolicy) -> Prefetcher | RetryingPrefetcher:
         """Return the prefetcher for one epoch, whose samples come from ``sampler``."""
         self.reader.begin_epoch()
+        self.reader.has_time_limit = timeout > 0
 
         def make(clock: Clock) -> Prefetcher:
             if self.cache:

@@ -315,10 +315,10 @@ def test_the_calling_thread_reads_while_files_are_quick(tmp_path: Path, monkeypa
     monkeypatch.setattr(FirstBytes, "_read", watch)
     reader = HeaderReader()
 
-    def scan(pool: DaemonThreadPoolExecutor) -> set[int]:
+    def scan(pool: DaemonThreadPoolExecutor, has_time_limit: bool = False) -> set[int]:
         threads.clear()
         lengths: list[int] = []
-        reader.scan(paths, lambda first, scan: lengths.extend(first.lengths), lambda: pool).wait()
+        reader.scan(paths, lambda first, scan: lengths.extend(first.lengths), lambda: pool, None, has_time_limit).wait()
         assert len(lengths) == 64
         return set(threads)
 
@@ -335,6 +335,7 @@ def test_the_calling_thread_reads_while_files_are_quick(tmp_path: Path, monkeypa
     assert here not in scan(pool)
     assert here not in scan(pool)
     assert scan(pool) == {here}, "it tries again"
+    assert here not in scan(pool, has_time_limit=True), "it would exceed it, if a file never answers"
     monkeypatch.setattr(reader, "is_on_network", True)
     assert here not in scan(pool), "a file there may never answer"
     pool.shutdown()

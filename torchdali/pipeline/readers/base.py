@@ -39,8 +39,10 @@ class Reader:
     Attributes:
         substitute: What takes the place of an unreadable sample with ``on_error="replace"``, for messages.
         bad_rows: Rows of samples that are known to be unreadable, if ``on_error`` lets others take their place.
+        has_time_limit: Whether batches have one. Then the thread that iterates must not wait for a file.
     """
 
+    has_time_limit: bool = False
     substitute: str = BLACK_IMAGE
     bad_rows: frozenset[int] = frozenset()
     _missing_rows: frozenset[int] = frozenset()

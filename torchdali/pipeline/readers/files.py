@@ -140,7 +140,7 @@ class FileReader(Reader):
         if self.table.has_stamps or not len(unknown):
             return Scan(unknown.tolist(), self._read_each, pool)
         paths, learn = self._read_paths_as_bytes(unknown), partial(self._learn, unknown, self._kept, pool)
-        return self._header_reader.scan(paths, learn, pool, self._kept)
+        return self._header_reader.scan(paths, learn, pool, self._kept, self.has_time_limit)
 
     def _learn(
         self, rows: IntArray, kept: KeptFiles, pool: Callable[[], Executor], first: FirstBytes, scan: Scan

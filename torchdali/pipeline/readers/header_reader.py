@@ -122,6 +122,7 @@ class HeaderReader:
         learn: Callable[[FirstBytes, Scan], None],
         pool: Callable[[], Executor],
         kept: KeptFiles | None = None,
+        has_time_limit: bool = False,
     ) -> Scan:
         """Read a batch here or in the threads of ``pool()``. Whoever reads the last file calls ``learn``.
 
@@ -130,6 +131,7 @@ class HeaderReader:
             learn: Gets what was read. It adds to the scan what would take long.
             pool: Returns the threads.
             kept: Takes copies of the files, if the storage is slow.
+            has_time_limit: Whether only threads may read, because a file may never answer.
         """
         if not self._was_asked:
             self._was_asked = True
@@ -167,7 +169,8 @@ class HeaderReader:
                 learn(first, scan)
 
         # A file on a network file system may never answer. Neither may those that a thread is still reading.
-        if self._num_by_threads or self.is_on_network or self._turn.locked():
+        must_not_wait = has_time_limit or self.is_on_network or self._turn.locked()
+        if must_not_wait or self._num_by_threads:
             self._num_by_threads = max(0, self._num_by_threads - 1)
             scan.add([0], begin_in_turn, pool)
         else:
