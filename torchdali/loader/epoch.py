@@ -38,7 +38,7 @@ from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.samples.tree import Placeholder, collate, is_default_collate, tree_map
 from torchdali.sources import Labels
 from torchdali.state.context import EpochContext
-from torchdali.state.fast_forward import count_batches
+from torchdali.state.generators import count_batches
 from torchdali.state.iterator import ResumableIterator
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws
@@ -96,7 +96,8 @@ class NativeIterator(ResumableIterator):
         """Begin the epoch. The sampler is asked now if workers would get their first indices now."""
         context = self._context
         self._key = context.next_key(self.base_seed)
-        self.clock.num_batches = count_batches(self._index_sampler)
+        saved, count = self.progress.checkpoint, count_batches(self._index_sampler)
+        self.clock.num_batches = count and count - (saved.num_yielded if saved else 0)
         self._occurrences = DenseOccurrences(len(self._native.source))
         self._prefetcher = self._native.open(self._timeout, context.sampler, self.clock, context.errors)
         if self._num_workers:

@@ -77,7 +77,7 @@ class Clock:
     Attributes:
         batches: Number of batches that were yielded.
         images: Number of their images.
-        num_batches: Number of batches that the epoch has; None if its sampler does not tell.
+        num_batches: Number of batches that the epoch has, or its rest if it was resumed; None if that is not known.
         start: Seconds until the first batch; None before it.
         elapsed: Seconds until the latest batch.
         over: Whether the epoch was iterated to its end.

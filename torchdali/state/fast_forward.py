@@ -1,4 +1,4 @@
-"""Skip or count the batches of a sampler without loading a sample."""
+"""Skip batches of a sampler without loading a sample."""
 
 from __future__ import annotations
 
@@ -7,28 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, cast
 
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from torchdali.state.remainder import RemainingShard
 from torchdali.state.sharding import Shard
 
-__all__ = ["count_batches", "fast_forward", "restart_if_empty"]
+__all__ = ["fast_forward", "restart_if_empty"]
 
 _CHUNK = 2**20
-_SIZED = (DistributedSampler, RandomSampler, SequentialSampler, Shard, SubsetRandomSampler, WeightedRandomSampler)
-
-
-def count_batches(sampler: Any) -> int | None:
-    """Return how many batches torch's samplers give; None for others, whose ``len()`` may draw random numbers."""
-    is_sized = type(sampler) is BatchSampler and type(sampler.sampler) in _SIZED
-    return len(sampler) if is_sized else None
 
 
 def fast_forward(

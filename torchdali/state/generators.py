@@ -26,7 +26,7 @@ from torchdali.state.schema import refuse_damaged
 from torchdali.state.sharding import Shard
 from torchdali.transforms.rng import draw_seed
 
-__all__ = ["TORCH", "Generators", "State", "States", "find_samplers", "from_text", "to_text"]
+__all__ = ["TORCH", "Generators", "State", "States", "count_batches", "find_samplers", "from_text", "to_text"]
 
 State = Any
 """A generator's state in memory: bytes for torch's, and for others a value that is fast to compare."""
@@ -70,6 +70,12 @@ def find_samplers(loader: Any) -> dict[str, Any]:
                 # The loader's own sampler comes last, under its short name.
                 queue.insert(0, ("sampler" if value is loader.sampler else f"{path}.{name}", value))
     return samplers
+
+
+def count_batches(sampler: Any) -> int | None:
+    """Return how many batches torch's samplers give; None for others, whose ``len()`` may draw random numbers."""
+    is_known = type(sampler) is BatchSampler and type(sampler.sampler) in _KNOWN_SAMPLERS
+    return len(sampler) if is_known else None
 
 
 def _is_sampler(value: object) -> bool:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -354,6 +355,14 @@ def test_a_few_late_files_do_not_count(tmp_path: Path, monkeypatch: pytest.Monke
     assert first.read(0, 20, patience=0.005) == 5, "longer than any wait for a core"
     late = dict.fromkeys(range(20), 0.0009)
     assert first.read(0, 20, patience=0.005) == 6
+
+
+def test_an_exception_of_a_signal_handler_is_no_error_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``TimeoutError`` is an ``OSError``. The system's have a number."""
+    for error, expected in ((OSError(5, "the disk's"), 3), (TimeoutError("the alarm's"), None)):
+        monkeypatch.setattr(FirstBytes, "_read", Mock(side_effect=error))
+        with pytest.raises(TimeoutError, match="alarm") if expected is None else contextlib.nullcontext():
+            assert FirstBytes([b"name"] * 3).read(0, 3) == expected
 
 
 def test_headers_that_the_first_bytes_do_not_tell_are_read_by_threads(

@@ -172,6 +172,17 @@ def test_a_long_epoch_takes_two_at_once(
     )
 
 
+def test_the_rest_of_a_resumed_epoch_is_what_counts(pictures: Path) -> None:
+    loader, resumed = make(pictures), make(pictures)
+    iterator = iter(loader)
+    assert iterator.clock.num_batches == len(loader)  # type: ignore[attr-defined]
+    for _ in range(3):
+        next(iterator)
+    resumed.load_state_dict(loader.state_dict())
+    rest = iter(resumed)
+    assert rest.clock.num_batches == len(list(rest)) == len(loader) - 3  # type: ignore[attr-defined]
+
+
 @pytest.mark.usefixtures("waiting")
 def test_without_room_there_is_one(pictures: Path, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []

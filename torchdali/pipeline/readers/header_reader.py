@@ -71,8 +71,10 @@ class FirstBytes:
             before = now
             try:
                 self._read(i)
-            except OSError:  # whoever reads the file next names it
-                continue
+            except OSError as error:
+                if error.errno is None:  # of a signal's handler, and not of the system
+                    raise
+                continue  # whoever reads the file next names it
             now = perf_counter()
             deadline += _QUICK
             if now - before > _LATE and num_late < _NUM_LATE:
@@ -105,7 +107,8 @@ class HeaderReader:
     then read its rest. One thread reads each of the next batches, also until files take long.
 
     Attributes:
-        is_on_network: Whether the first file that was asked for lies on a network file system.
+        is_on_network: Whether the first file that was asked for lies on a network file system. Other folders are not
+            looked at: one may lie elsewhere, and then the calling thread may wait for it.
     """
 
     is_on_network = False
@@ -168,7 +171,7 @@ class HeaderReader:
             if is_last:
                 learn(first, scan)
 
-        # A file on a network file system may never answer. Neither may those that a thread is still reading.
+        # A file on a network file system may never answer, nor one that a thread is still reading.
         must_not_wait = has_time_limit or self.is_on_network or self._turn.locked()
         if must_not_wait or self._num_by_threads:
             self._num_by_threads = max(0, self._num_by_threads - 1)
