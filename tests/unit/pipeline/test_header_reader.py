@@ -328,6 +328,11 @@ def test_the_calling_thread_reads_while_files_are_quick(tmp_path: Path, monkeypa
     monkeypatch.setattr(header_reader, "_PATIENCE", 60)  # for a machine that is busy
     assert here not in scan(pool), "nothing is known about the storage"
     assert scan(pool) == {here}
+    with reader._turn:  # as a thread does that reads another batch
+        reader._turn_began = time.perf_counter()
+        assert scan(pool) == {here}
+        reader._turn_began -= 60
+        assert here not in scan(pool), "a file may never answer that thread"
     slow = 0.003
     monkeypatch.setattr(header_reader, "_PATIENCE", 0.001)
     assert len(scan(pool) - {here}) > 1, "files were late"

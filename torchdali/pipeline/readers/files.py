@@ -149,7 +149,8 @@ class FileReader(Reader):
         for i, copy in first.copies.items():
             kept.add(int(rows[i]), copy)
         headers = parse(first.data, self.adjust_orientation)
-        headers.known[np.isin(rows, list(self._black))] = False
+        if self._black:
+            headers.known[np.isin(rows, list(self._black))] = False
         if self._validator.is_on:
             headers.known[~headers.jpeg] = False  # DALI is asked about these, with all bytes of them
         self.table.update_many(rows, headers, first.lengths)

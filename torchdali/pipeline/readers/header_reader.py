@@ -115,6 +115,7 @@ class HeaderReader:
 
     def __init__(self) -> None:
         self._turn, self._num_by_threads = Lock(), 1  # the first batch, whose storage is not known
+        self._turn_began = 0.0
         self._waits: list[float] = []
         self._unmeasured = 0.0, 0  # seconds waited for files since the last of them, and these files
         self._was_asked = False
@@ -155,6 +156,7 @@ class HeaderReader:
 
         def begin_in_turn(_: Sequence[int]) -> None:
             is_alone = self._turn.acquire(timeout=_TURN)  # no longer, because a file may never answer
+            self._turn_began = perf_counter()
             try:
                 begin()
             finally:
@@ -171,9 +173,9 @@ class HeaderReader:
             if is_last:
                 learn(first, scan)
 
-        # A file on a network file system may never answer, nor one that a thread is still reading.
-        must_not_wait = has_time_limit or self.is_on_network or self._turn.locked()
-        if must_not_wait or self._num_by_threads:
+        # A file on a network file system may never answer, nor one that a thread has been reading for long.
+        is_stuck = self._turn.locked() and perf_counter() - self._turn_began > _TURN
+        if has_time_limit or self.is_on_network or is_stuck or self._num_by_threads:
             self._num_by_threads = max(0, self._num_by_threads - 1)
             scan.add([0], begin_in_turn, pool)
         else:

@@ -34,13 +34,21 @@ Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
-def _flag(*markers: int) -> Flags:
-    flags: Flags = np.zeros(256, np.bool_)
-    flags[list(markers)] = True
-    return flags
+_OTHER, _FRAME, _ADOBE, _PADDING, _SCAN, _END = range(6)
+"""What two bytes mean where a marker is expected. After ``_SCAN`` and ``_END`` no marker follows."""
 
 
-_IS_FRAME, _IS_END, _IS_END_OR_APP1 = _flag(*FRAMES), _flag(*ENDS, SCAN), _flag(*ENDS, SCAN, APP1)
+def _build_kinds(*ends: int) -> npt.NDArray[np.uint8]:
+    """Return ``(65536,)`` the kinds of all pairs of bytes."""
+    kinds: npt.NDArray[np.uint8] = np.full(65536, _END, np.uint8)
+    kinds[0xFF01:] = _OTHER
+    for kind, markers in ((_FRAME, FRAMES), (_ADOBE, (0xEE,)), (_PADDING, (0xFF,)), (_SCAN, (SCAN,)), (_END, ends)):
+        kinds[[0xFF00 + marker for marker in markers]] = kind
+    return kinds
+
+
+_JPEG_START, _PNG_START = 0xFFD8FF, int.from_bytes(PNG_SIGNATURE[:4], "big")
+_KINDS, _KINDS_WITHOUT_APP1 = _build_kinds(*ENDS), _build_kinds(*ENDS, APP1)
 
 
 class Headers(NamedTuple):
@@ -66,19 +74,24 @@ def parse(data: Bytes, adjust_orientation: bool = False) -> Headers:
         data: ``(N, 2048)`` the first bytes of each file, padded with 0.
         adjust_orientation: Whether files that may name an orientation stay unknown: all PNGs, and JPEGs with metadata.
     """
-    count = len(data)
+    count, flat = len(data), data.reshape(-1)
     nothing: Flags = np.zeros(count, np.bool_)
     headers = Headers(nothing.copy(), np.zeros((count, 2), np.int64), nothing.copy(), nothing.copy())
+    words: Any = np.ndarray(max(0, flat.size - 3), ">u4", flat.data, strides=(1,))  # four bytes, from each on
+    starts = words[np.arange(count) * data.shape[1]]
     if not adjust_orientation:
-        _parse_pngs(data, headers)
-    _parse_jpegs(data, headers, adjust_orientation)
+        _parse_pngs(data, np.flatnonzero(starts == _PNG_START), headers)
+    kinds = _KINDS_WITHOUT_APP1 if adjust_orientation else _KINDS
+    _parse_jpegs(data, words, np.flatnonzero(starts >> 8 == _JPEG_START), kinds, headers)
     return headers
 
 
-def _parse_pngs(data: Bytes, headers: Headers) -> None:
-    rows = np.flatnonzero((data[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1))
+def _parse_pngs(data: Bytes, rows: IntArray, headers: Headers) -> None:
+    if not len(rows):
+        return
+    rows = rows[(data[rows, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)]
     rows = rows[(data[rows, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)]
-    rows = rows[(data[rows, 24] == 8) & np.isin(data[rows, 25], (0, 2, 3))] if len(rows) else rows
+    rows = rows[(data[rows, 24] == 8) & np.isin(data[rows, 25], (0, 2, 3))]
     if len(rows := rows[[_is_plain_png(start.tobytes()) for start in data[rows]]] if len(rows) else rows):
         width, height = (_read_uint(data.reshape(-1), rows * data.shape[1] + offset, 4) for offset in (16, 20))
         _set_sizes(headers, rows, height, width)
@@ -88,35 +101,33 @@ def _is_plain_png(start: bytes) -> bool:
     return b"acTL" not in start and start.count(b"IHDR") == 1 and has_png_chunks_within(start, LARGE_CHUNK)
 
 
-def _parse_jpegs(data: Bytes, headers: Headers, adjust_orientation: bool) -> None:
+def _parse_jpegs(data: Bytes, words: Any, rows: IntArray, kinds: Bytes, headers: Headers) -> None:
     """Follow the markers (ITU-T T.81, annex B) of all JPEGs at once, up to their first scans."""
     flat: Bytes = data.reshape(-1)
     length = data.shape[1]
-    is_end = _IS_END_OR_APP1 if adjust_orientation else _IS_END
-    rows: IntArray = np.flatnonzero((data[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
-    jpegs = rows
     at: IntArray = rows * length + 2
     last: IntArray = at + (length - _SEGMENT_BYTES - 2)
-    adobe_rgb, one_frame, scanned = (np.zeros(len(data), np.bool_) for _ in range(3))
+    adobe_rgb, scanned = (np.zeros(len(data), np.bool_) for _ in range(2))
+    frames: IntArray = np.zeros(len(data), np.int64)  # where they are
     while len(rows):
-        marker: Bytes = flat.take(at + 1, mode="clip")
-        alive: Flags = (at <= last) & (flat.take(at, mode="clip") == 0xFF) & (marker != 0)
-        frame: Flags = alive & _IS_FRAME[marker]
-        if frame.any():
-            frame_rows = rows[frame]
-            alive[frame] = ~one_frame[frame_rows]  # DALI takes the last of two frame headers: see header.py
-            _parse_frames(flat, headers, frame_rows, at[frame])
-            one_frame[frame_rows] = True
-        scanned[rows[alive & (marker == SCAN)]] = True
-        alive &= ~is_end[marker]
+        word: IntArray = words[at].astype(np.int64)  # a marker, and the length of its segment
+        step, kind = 2 + (word & 0xFFFF), kinds[word >> 16]
+        alive: Flags = kind < _SCAN
+        if kind.any():
+            frame = kind == _FRAME
+            alive[frame] = frames[rows[frame]] == 0  # DALI takes the last of two frame headers: see header.py
+            frames[rows[frame]] = at[frame]
+            scanned[rows[kind == _SCAN]] = True
+            if (adobe := np.flatnonzero(kind == _ADOBE)).size:
+                adobe = adobe[_has_text(flat, at[adobe] + 4, b"Adobe")]
+                adobe_rgb[rows[adobe]] = flat[at[adobe] + 15] == 0
+            step[kind == _PADDING] = 1
+        at = at + step
+        alive &= at <= last
         if not alive.all():
-            rows, at, last, marker = rows[alive], at[alive], last[alive], marker[alive]
-        if (adobe := np.flatnonzero(marker == 0xEE)).size:
-            adobe = adobe[_has_text(flat, at[adobe] + 4, b"Adobe")]
-            adobe_rgb[rows[adobe]] = flat[at[adobe] + 15] == 0
-        # A byte 0xFF before a marker is padding.
-        at = at + np.where(marker == 0xFF, 1, 2 + _read_uint(flat, at + 2, 2))
-    headers.known[jpegs[~scanned[jpegs] | adobe_rgb[jpegs]]] = False
+            rows, at, last = rows[alive], at[alive], last[alive]
+    rows = np.flatnonzero(scanned & (frames > 0) & ~adobe_rgb)
+    _parse_frames(flat, headers, rows, frames[rows])
 
 
 def _parse_frames(flat: Bytes, headers: Headers, rows: IntArray, at: IntArray) -> None:
