@@ -93,7 +93,7 @@ class HeaderTable:
 
     def find_unknown(self, rows: IntArray) -> IntArray:
         """Return the rows whose headers are not known yet, each row once."""
-        return np.array(sorted(set(rows[self.is_unknown(rows)].tolist())), np.int64)
+        return np.unique(rows[self.is_unknown(rows)])
 
     def is_unknown(self, rows: IntArray) -> npt.NDArray[np.bool_]:
         """Return ``(N,)`` whether the headers of files are not known yet."""
