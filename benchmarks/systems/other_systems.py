@@ -5,6 +5,7 @@ own file format, which is written when the system is built.
 """
 
 import os
+import weakref
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def dali_proxy(job: Job) -> Epoch:
         for images, labels in loader:
             yield [images, labels.to(device, non_blocking=True)]
 
+    weakref.finalize(epoch, server.stop_thread)  # Python waits for its thread at exit
     return epoch
 
 

@@ -5,6 +5,7 @@ batch_size, workers, source, length, persistent)`. `source` is the kind of image
 epoch, and `persistent` tells whether the workers stay between epochs.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -131,6 +132,7 @@ def nvidia(root: Path, batch_size: int, workers: int, source: str, length: int, 
         for images, labels in loader:
             yield [images, labels.to(device, non_blocking=True)]
 
+    weakref.finalize(epoch, server.stop_thread)  # Python waits for its thread at exit
     return epoch
 
 
