@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from torchdali import DALILoader
 from torchdali.workers.proxy import ParallelProxyIterator
+from torchdali.workers.shared_memory import MappedFile
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -122,6 +123,22 @@ def test_a_killed_worker_is_named_at_once(fault: Any, workers: Any, does: Any, d
         loader.dataset.fault = slow
         if fault is slow:
             assert_pairs(loader, Truth(does.get("transform")), in_order())
+
+
+def test_a_worker_that_ends_before_its_batch_is_read_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are closed a moment before its parent can see its end."""
+
+    def close_first(mapped: MappedFile, file: int, key: tuple[int, int], capacity: int) -> None:
+        for i, worker in enumerate(iterator._workers):
+            threading.Timer(0.2 + 0.3 * i, os.kill, (worker.pid, signal.SIGKILL)).start()
+        monkeypatch.undo()
+        MappedFile(2**20, key, capacity)
+
+    monkeypatch.setattr(MappedFile, "__init__", close_first)
+    iterator = iter(DALILoader(Crops(), PER_BATCH, transform=EXACT, num_workers=2, device="cpu"))
+    assert "is killed by signal" in str(raised(RuntimeError, until_raised(iterator, [])))
+    for _ in range(60):  # torch's handler of SIGCHLD raises wherever Python is
+        time.sleep(0.01)
 
 
 def at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, do: Callable[[], Any]) -> None:

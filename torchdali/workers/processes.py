@@ -112,6 +112,7 @@ class Parallel(ResumableIterator):
             is_described = text.startswith("DataLoader ") and "exited unexpectedly" not in text
             if self._ended and not is_described and (death := _find_death(live_workers, error)):
                 self._ended = death
+                self._forget_workers()  # torch's handler of SIGCHLD would raise a second error
                 raise RuntimeError(death) from error
             raise
 
@@ -190,7 +191,8 @@ class Parallel(ResumableIterator):
 
 def _find_death(workers: list[Any], error: Exception) -> str:
     """Return how a worker died, or an empty string. torch's handler of SIGCHLD may run too early or too late to say."""
-    if isinstance(error, (OSError, EOFError)):  # from the connection to a worker that is ending
+    # From the connection to a worker that is ending, or from its shared memory.
+    if isinstance(error.__cause__ or error, (OSError, EOFError)):
         ending = connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
         for worker in workers:
             if worker.sentinel in ending:
@@ -201,5 +203,5 @@ def _find_death(workers: list[Any], error: Exception) -> str:
 def _describe_death(worker: Any) -> str:
     """Describe how a worker died, in torch's words."""
     code = worker.exitcode
-    how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    how = f"is killed by signal: {signal.strsignal(-code)}" if code < 0 else f"exited with code {code}"
     return f"DataLoader worker (pid {worker.pid}) {how}"
