@@ -139,9 +139,8 @@ class CompiledTransform:
         if image.ndim != 3:
             raise TypeError(f"image {index} is a tensor of shape {tuple(image.shape)}, not (C, H, W)")
         if image.dtype not in PIXEL_DTYPES:
-            raise TypeError(
-                f"image {index} is a tensor of {image.dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}"
-            )
+            dtypes = ", ".join(map(str, PIXEL_DTYPES))
+            raise TypeError(f"image {index} is a tensor of {image.dtype}; DALI takes {dtypes}: convert it")
         kind = "image" if isinstance(image, tv_tensors.Image) else "tensor"
         resident = self.device.type == "cuda" and image.device == self.device
         return Spec.from_input(kind, image.dtype, image.shape[0]), InputKind.PIXELS, resident

@@ -22,8 +22,9 @@ from torchdali.samples.tree import Tree, describe_sample, format_key_paths, tree
 __all__ = ["RULE", "ImageFinder", "Images", "find_common_key_paths"]
 
 RULE = (
-    "all PIL images, tv_tensors.Image and tv_tensors.Video of a sample, else the first array (H, W, C), tensor "
-    "(C, H, W), encoded file or pathlib.Path, or a list of such files; images= names others"
+    "all PIL images, tv_tensors.Image and tv_tensors.Video of a sample, else the first array (H, W, C) or tensor "
+    "(C, H, W) with up to 4 channels, encoded file or pathlib.Path, or a list of such files; images= names others, for "
+    "example images=0"
 )
 """What is taken for images without ``images=``."""
 

@@ -210,7 +210,7 @@ def _make_error(error: Exception, size: tuple[int, int] | None, reason: str) -> 
 
 
 def _make_dtype_error(dtype: Any) -> RefusedError:
-    return RefusedError(f"it is of {dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}")
+    return RefusedError(f"it is of {dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}: convert it in the dataset")
 
 
 def _wrap_pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
