@@ -333,6 +333,7 @@ def test_the_calling_thread_reads_while_files_are_quick(tmp_path: Path, monkeypa
         assert scan(pool) == {here}
         reader._turn_began -= 60
         assert here not in scan(pool), "a file may never answer that thread"
+        assert here not in scan(pool), "a thread that reads beside it changes nothing"
     slow = 0.003
     monkeypatch.setattr(header_reader, "_PATIENCE", 0.001)
     assert len(scan(pool) - {here}) > 1, "files were late"

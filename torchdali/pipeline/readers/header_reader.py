@@ -156,7 +156,8 @@ class HeaderReader:
 
         def begin_in_turn(_: Sequence[int]) -> None:
             is_alone = self._turn.acquire(timeout=_TURN)  # no longer, because a file may never answer
-            self._turn_began = perf_counter()
+            if is_alone:
+                self._turn_began = perf_counter()
             try:
                 begin()
             finally:
