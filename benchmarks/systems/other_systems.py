@@ -20,6 +20,7 @@ from benchmarks.systems.systems import (
     add_random_crop,
     decode,
     has_gpu,
+    make_epoch,
     make_sampler,
     make_transforms,
 )
@@ -36,7 +37,6 @@ def dali_proxy(job: Job) -> Epoch:
 
     It gets half as many workers as cores, which was better on 16 cores in `benchmarks.suite.proxy`.
     """
-    import torch
     from nvidia.dali import fn, pipeline_def
     from nvidia.dali.plugin.pytorch.experimental import proxy
     from torchvision.datasets import ImageFolder
@@ -63,12 +63,7 @@ def dali_proxy(job: Job) -> Epoch:
         multiprocessing_context="fork",  # it cannot be pickled
     )
     server.start_thread()
-    device = torch.device("cuda" if gpu else "cpu")
-
-    def epoch() -> Iterator[Any]:
-        for images, labels in loader:
-            yield [images, labels.to(device, non_blocking=True)]
-
+    epoch = make_epoch(loader)
     weakref.finalize(epoch, server.stop_thread)  # Python waits for its thread at exit
     return epoch
 

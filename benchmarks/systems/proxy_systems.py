@@ -6,7 +6,7 @@ epoch, and `persistent` tells whether the workers stay between epochs.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from benchmarks.systems.systems import (
     add_random_crop,
     has_gpu,
     make_dataloader,
+    make_epoch,
     make_transforms,
 )
 
@@ -96,7 +97,6 @@ def nvidia(root: Path, batch_size: int, workers: int, source: str, length: int, 
     """DALI's own proxy as in its documentation, with the JPEG engine set as in 'DALI tuned by hand'."""
     import os
 
-    import torch
     from nvidia.dali import fn, pipeline_def
     from nvidia.dali.plugin.pytorch.experimental import proxy
 
@@ -126,12 +126,7 @@ def nvidia(root: Path, batch_size: int, workers: int, source: str, length: int, 
         multiprocessing_context="fork",  # it cannot be pickled
     )
     server.start_thread()
-    device = torch.device("cuda" if gpu else "cpu")
-
-    def epoch() -> Iterator[Any]:
-        for images, labels in loader:
-            yield [images, labels.to(device, non_blocking=True)]
-
+    epoch = make_epoch(loader)
     weakref.finalize(epoch, server.stop_thread)  # Python waits for its thread at exit
     return epoch
 

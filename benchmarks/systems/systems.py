@@ -285,16 +285,23 @@ def make_dataloader(dataset: Any, batch_size: int, threads: int, persistent: boo
     """Return the epochs of a DataLoader with `threads` workers. Its batches are moved to the GPU."""
     import torch
 
-    device = torch.device("cuda" if has_gpu() else "cpu")
     loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
         dataset,
         batch_size=batch_size,
         sampler=make_sampler(dataset, passes),
         drop_last=True,
         num_workers=threads,
-        pin_memory=device.type == "cuda",
+        pin_memory=has_gpu(),
         persistent_workers=persistent,
     )
+    return make_epoch(loader)
+
+
+def make_epoch(loader: Any) -> Epoch:
+    """Return the epochs of a loader of tensors. Its batches are moved to the GPU."""
+    import torch
+
+    device = torch.device("cuda" if has_gpu() else "cpu")
 
     def epoch() -> Iterator[Any]:
         for images, labels in loader:
