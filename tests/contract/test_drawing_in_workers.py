@@ -148,11 +148,7 @@ def warped_masks(dataset: ImageFolder) -> tuple[Any, list[Any], dict[str, Any]]:
     return Annotated(photographs(dataset), 6, points=False), [v2.RandomRotation(20)], {}
 
 
-def spawned(dataset: ImageFolder) -> tuple[Any, list[Any], dict[str, Any]]:
-    return Samples(dataset), FLIP, {"multiprocessing_context": "spawn"}
-
-
-@pytest.mark.parametrize("case", [two_images, videos, warped_masks, spawned], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [two_images, videos, warped_masks], ids=lambda case: case.__name__)
 def test_this_process_draws_what_workers_cannot(dataset: ImageFolder, drawn_here: list[int], case: Any) -> None:
     samples, chain, options = case(dataset)
     expected = list(load(samples, chain, 0))

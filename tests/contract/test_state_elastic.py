@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Numbered
 from helpers.arguments import NONE, PERSISTENT, TWO
-from helpers.processes import run_ranks
+from helpers.forked_ranks import run_ranks
 from helpers.proxied import difference
 from helpers.regrouped import BATCH, BATCHES, COUNT, MOST, Seen
 from helpers.resumed import KINDS, Ranks, in_group, through_files

@@ -17,6 +17,7 @@ from benchmarks.systems.proxy_systems import SYSTEMS
 pytestmark = pytest.mark.timeout(60)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CHOSEN = ("torchdali", "nvidia", "torch_v2")
 FIGURES = ("first_batch_s", "second_epoch_first_batch_s", "images_per_s", "cpu_s_per_1000_images", "versions")
 
 
@@ -30,20 +31,27 @@ def pictures(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_system_with_encoded_and_decoded_images(tmp_path):
+def test_every_figure_is_written(tmp_path):
     command = ["-m", "benchmarks", "proxy", "--quick", "--seconds", "0.1", "--cores", "1"]
-    command += ["--images", "32", "--lengths", "32", "--batch-size", "8", "--sources", "bytes,arrays"]
+    command += [
+        "--images",
+        "32",
+        "--lengths",
+        "32",
+        "--systems",
+        ",".join(CHOSEN),
+        "--batch-size",
+        "8",
+        "--sources",
+        "arrays",
+    ]
     command += ["--root", str(tmp_path / "pictures"), "--out", str(tmp_path), "--name", "trial"]
     done = run_python(*command, cwd=REPOSITORY, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "proxy-trial.json").read_text())
     table = (tmp_path / "proxy-trial.md").read_text()
 
-    wanted = {
-        (name, source)
-        for name, system in SYSTEMS.items()
-        for source in {"bytes", "arrays", "folder"} & {*system.sources}
-    }
+    wanted = {(name, source) for name in CHOSEN for source in {"arrays", "folder"} & {*SYSTEMS[name].sources}}
     assert {(run["system"], run["source"]) for run in report["runs"]} == wanted
     for run in report["runs"]:
         assert run["status"] == "ok", run
@@ -55,7 +63,7 @@ def test_every_system_with_encoded_and_decoded_images(tmp_path):
         assert run["new_workers_first_batch_s"] > 0
     assert "- arrays: 32 of them" in table
     assert "What was not measured" not in table
-    assert table.count("x |") == 4, "ratios to DALI's proxy and to DataLoader for both kinds"
+    assert table.count("x |") == 2, "ratios to DALI's proxy and to DataLoader"
 
 
 def test_a_case_that_fails_or_hangs_is_reported(tmp_path):

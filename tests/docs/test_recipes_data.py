@@ -59,14 +59,12 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("loader", "epochs"), [("torchdali", 2), ("torch", 1)])
-def test_multicrop(colours: Path, loader: str, epochs: int) -> None:
+def test_multicrop(colours: Path) -> None:
     options = ["--size", 32, "--local-size", 16, "--local-crops", 2, "--batch-size", 12, "--outputs", 64]
-    options += ["--epochs", epochs, "--workers", 1, "--loader", loader]
+    options += ["--epochs", 2, "--workers", 1]
     lines = LINE.findall(run("self_supervised_multicrop.py", colours, *options))
-    assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
-    if loader == "torchdali":
-        assert float(lines[-1][2]) < float(lines[0][2])
+    assert [line[:2] for line in lines] == [("1", "2"), ("2", "2")]
+    assert float(lines[-1][2]) < float(lines[0][2])
 
 
 def test_multicrop_with_too_few_images(folder: Path) -> None:
@@ -98,29 +96,21 @@ def test_sounds(
     assert second < 0.8 * first
 
 
-TIMM = {
-    "plain": [],
-    "more augmentation": ["--rand-augment", "--random-erase", 0.3, "--mixup", 0.2, "--cutmix", 1],
-    "timm's loader": ["--loader", "timm"],
-}
-
-
-@pytest.mark.parametrize("name", TIMM)
-def test_timm(colours: Path, name: str) -> None:
+@pytest.mark.parametrize("loader", ["torchdali", "timm"])
+def test_timm(colours: Path, loader: str) -> None:
     pytest.importorskip("timm")
-    epochs = 2 if name == "plain" else 1
-    options = ["--size", 32, "--batch-size", 8, "--epochs", epochs, "--workers", 1, *TIMM[name]]
+    epochs = 2 if loader == "torchdali" else 1
+    options = ["--size", 32, "--batch-size", 8, "--epochs", epochs, "--workers", 1, "--loader", loader]
     said = run("timm_training.py", colours, *options)
     lines = LINE.findall(said)
     assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
-    if name == "timm's loader":
+    if loader == "timm":
         assert "DALI" not in said
     else:
-        assert name != "plain" or max(float(line[3]) for line in lines) >= 80
+        assert max(float(line[3]) for line in lines) >= 80
         plan = said.partition("\ndecode ")[2].partition("\noperators ")[0]
         assert "DALI" in plan
         assert " torch " not in plan
-        assert ("RandAugment" in plan) == (name == "more augmentation")
 
 
 @both
@@ -209,9 +199,8 @@ def test_shards_are_read_from_a_store(pictures: Path, tmp_path: Path, loader: st
     assert len(re.findall(rf"^epoch \d/2  loss [\d.]+  {kept} images kept$", printed, re.MULTILINE)) == 2
 
 
-@both
-def test_shards_are_packed_and_read(pictures: Path, tmp_path: Path, loader: str) -> None:
-    options = ["--shards", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8, "--loader", loader]
+def test_shards_are_packed_and_read(pictures: Path, tmp_path: Path) -> None:
+    options = ["--shards", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8]
     printed = run("webdataset_shards.py", pictures, *options)
     count = len(PHOTOGRAPHS) * PER_CLASS
     assert printed.startswith(f"{count} images in 1 shards")

@@ -83,25 +83,8 @@ def test_accelerate(colours: Path, tmp_path: Path, loader: str) -> None:
         assert run("accelerate_classification.py", *options, "--resume")[1:] == whole[1:]
 
 
-@needs("accelerate")
-def test_accelerate_launch(colours: Path, tmp_path: Path) -> None:
-    options = [colours, *SMALL, "--lr", 0.02, "--epochs", 1, "--save-every", 0]
-    launcher = (
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_cpu_threads_per_process",
-        "1",
-    )
-    assert len(run("accelerate_classification.py", *options, launcher=launcher)) == 1
-
-
 @needs("fastai")
-@pytest.mark.parametrize("loader", ["torchdali", "fastai"])
-def test_fastai(colours: Path, loader: str) -> None:
-    epochs = 3 if loader == "torchdali" else 1
-    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", epochs, "--loader", loader)
-    assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
-    assert loader != "torchdali" or float(lines[-1][2]) < float(lines[0][2])
+def test_fastai(colours: Path) -> None:
+    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", 2)
+    assert [line[:2] for line in lines] == [("1", "2"), ("2", "2")]
+    assert float(lines[-1][2]) < float(lines[0][2])

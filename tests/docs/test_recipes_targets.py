@@ -38,9 +38,8 @@ def test_segmentation(tmp_path: Path) -> None:
     assert float(epochs[1][1]) < float(epochs[0][1])
 
 
-@pytest.mark.parametrize("loader", ["torchdali", "torch"])
-def test_volumes(tmp_path: Path, loader: str) -> None:
-    text, _ = run("volumes.py", tmp_path, "--patch", 16, "--batch-size", 4, "--epochs", 2, "--loader", loader)
+def test_volumes(tmp_path: Path) -> None:
+    text, _ = run("volumes.py", tmp_path, "--patch", 16, "--batch-size", 4, "--epochs", 2)
     epochs = re.findall(r"^epoch \d/2  loss ([\d.]+)  dice ([\d.]+)$", text, re.MULTILINE)
     assert float(epochs[1][0]) < float(epochs[0][0])
     assert float(epochs[1][1]) > 0.8

@@ -30,7 +30,7 @@ from helpers.accelerated import (  # noqa: E402
     looks,
     made,
 )
-from helpers.processes import run_ranks  # noqa: E402
+from helpers.forked_ranks import run_ranks  # noqa: E402
 from helpers.ranked import TRAIN  # noqa: E402
 
 from torchdali import DALILoader  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import same
-from helpers.processes import run_ranks
+from helpers.forked_ranks import run_ranks
 from torch.utils.data import DistributedSampler
 
 pytest.importorskip("lightning.pytorch", reason="needs lightning")
@@ -32,7 +32,7 @@ def seen(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory)
     return [torch.load(results / str(rank)) for rank in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["read, workers", "asked"])
+@pytest.mark.parametrize("kind", ["read, workers"])
 def test_shares_are_dataloaders(seen: list[dict[str, Any]], kind: str) -> None:
     assert all(rank[kind] == rank["true"] for rank in seen)
     assert {label for rank in seen for *_, labels in rank[kind]["seen"] for label in labels} == set(range(COUNT))
@@ -55,7 +55,7 @@ def test_arguments_are_kept(seen: list[dict[str, Any]]) -> None:
         assert rank["kept"]["window"] is None
 
 
-@pytest.mark.parametrize("name", ["plain, 4", "module, 3", "module, 4"])
+@pytest.mark.parametrize("name", ["plain, 4", "module, 4"])
 def test_every_rank_resumes_from_what_the_first_saved(seen: list[dict[str, Any]], name: str) -> None:
     for rank in seen:
         ours, true = rank["resumed"][name]

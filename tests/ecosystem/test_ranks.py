@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import same
-from helpers.processes import run_ranks
+from helpers.forked_ranks import run_ranks
 from helpers.ranked import AUGMENTED, CASES, EPOCHS, epochs, loader_of, numbered
 from helpers.resumed import in_group
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler

@@ -7,6 +7,7 @@ the chain. Distributions are compared with those of the recipe's own random call
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -335,11 +336,7 @@ def p_of(ours: np.ndarray, theirs: np.ndarray) -> float:
     """
     both = np.concatenate([ours, theirs])
     both = (both - both.mean(0)) / (both.std(0) + 1e-9)
-    rng = np.random.default_rng(0)
-    # The first row is the true assignment, and counts among the permutations.
-    signs = np.tile(np.repeat([1.0, -1.0], [len(ours), len(theirs)]), (10_000, 1))
-    signs[1:] = rng.permuted(signs[1:], axis=1)
-    found = []
+    signs, found = assignments(len(ours), len(theirs)), []
     for values in (both, np.minimum(both**2, 25)):
         distance = ((signs @ values) ** 2).sum(1)
         found.append((distance >= distance[0]).mean())
@@ -347,6 +344,14 @@ def p_of(ours: np.ndarray, theirs: np.ndarray) -> float:
     rounded = np.round(both[:, :6], 2)
     found += [stats.ks_2samp(*np.split(rounded[:, i], [len(ours)])).pvalue for i in range(6)]
     return min(1.0, min(found) * len(found))
+
+
+@cache
+def assignments(ours: int, theirs: int) -> np.ndarray:
+    """The true assignment of samples to both sides, 1 and -1, and 9,999 others at random."""
+    signs = np.tile(np.repeat([1.0, -1.0], [ours, theirs]), (10_000, 1))
+    signs[1:] = np.random.default_rng(0).permuted(signs[1:], axis=1)
+    return signs
 
 
 def uint8(*chain: Any) -> Any:

@@ -19,7 +19,7 @@ root = sys.argv[1]
 os.mkdir(root + "/a")
 for i in range(12):
     PIL.Image.fromarray(skimage.data.coffee()).resize((40, 30)).save(f"{root}/a/{i}.png")
-host_calls._PATIENCE = 3.0
+host_calls._PATIENCE = 0.5
 began, ends, call = threading.Event(), threading.Event(), host_calls.HostCalls.__call__
 is_parent = True
 
@@ -48,11 +48,6 @@ if not child:
 print("ended with", os.waitpid(child, 0)[1], flush=True)
 ends.set()
 thread.join()
-child = os.fork()
-if not child:
-    print("another child", len(list(make())), flush=True)
-    sys.exit(0)
-print("ended with", os.waitpid(child, 0)[1])
 """
 
 
@@ -60,4 +55,4 @@ def test_a_process_that_is_forked_while_a_function_is_called(run_script: Script,
     done = run_script(FORKED, tmp_path)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("child DALI was calling a Python function when this process was forked"), done
-    assert lines[1:] == ["ended with 0", "parent 3", "another child 3", "ended with 0"], done
+    assert lines[1:] == ["ended with 0", "parent 3"], done

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import TESTS
 from helpers.header_fuzz import mutate, write_formats
+from helpers.started import run_python
 
 
 @pytest.mark.timeout(120)
@@ -18,10 +17,9 @@ def test_mutated_headers(tmp_path: Path) -> None:
 
     By hand, for longer: ``python tests/helpers/header_fuzz.py FOLDER SEED SECONDS``. A file that was wrong stays there.
     """
-    command = [sys.executable, TESTS / "helpers" / "header_fuzz.py", tmp_path, "0", "100", "4"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=110, check=False)
+    done = run_python(TESTS / "helpers" / "header_fuzz.py", tmp_path, 0, 100, 2, timeout=110)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
-    assert "'rounds': 4" in done.stdout
+    assert "'rounds': 2" in done.stdout
 
 
 def test_mutations_follow_from_the_seed_and_change_the_file() -> None:

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
 
-WARM, MORE = 20, 8
+WARM, MORE = 12, 6
 
 
 @pytest.fixture(autouse=True)

@@ -195,9 +195,9 @@ def test_timeout_is_dataloaders(does: Any) -> None:
     assert_pairs(loader, Truth(does.get("transform")), in_order())
 
 
-# Forks, and the end of the interpreter
+# Forks
 
-PRELUDE = """
+FORKS = """
 import faulthandler, gc, itertools, os, sys
 sys.path.insert(0, sys.argv[1])
 from conftest import assert_pairs, in_order
@@ -205,19 +205,15 @@ from helpers.crops import EXACT, WORKERS, Crops, Truth
 from torchdali import DALILoader
 from torch.utils.data import DataLoader
 
-workers, transform = WORKERS[sys.argv[2]], EXACT if sys.argv[3] == "images" else None
-truth, labels = Truth(transform), in_order(0, 120)
+truth, labels = Truth(EXACT), in_order(0, 120)
 
 def new():
-    return DALILoader(Crops(count=120), 3, transform=transform, device="cpu", **workers)
+    return DALILoader(Crops(count=120), 3, transform=EXACT, device="cpu", **WORKERS["workers"])
 
 loader = new()
 iterator = iter(loader)
 assert_pairs(itertools.islice(iterator, 2), truth, labels[:2])
-"""
 
-SCRIPTS = {
-    "forks": """
 def drops_what_it_inherited():
     global iterator, loader
     del iterator, loader
@@ -252,30 +248,13 @@ for child in (drops_what_it_inherited, makes_a_loader_of_its_own, iterates_over_
 assert len(list(DataLoader(Crops(), 4, num_workers=2, collate_fn=len))) == 6
 assert_pairs(iterator, truth, labels[2:])
 assert_pairs(loader, truth, labels)
-""",
-    "exit": """
-does = {"transform": EXACT}, {}
-loaders = [DALILoader(Crops(), 3, device="cpu", **number, **use) for number in WORKERS.values() for use in does]
-iterators = [iter(loader) for loader in loaders for _ in range(2)]
-for one in iterators:
-    next(one)
-try:
-    next(iterator)
-    raise KeyError
-except KeyError as error:
-    kept = error
-""",
-}
+print("done")
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "does"),
-    [("forks", "workers", "images"), ("exit", "none", "images")],
-)
-def test_processes_end_well(run_script: Script, name: str, workers: str, does: str) -> None:
+def test_forked_processes_end_well(run_script: Script) -> None:
     here = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
-    code, options = PRELUDE + SCRIPTS[name] + 'print("done")', {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
-    done = run_script(code, here, workers, does, fresh=name == "exit", **options)
+    done = run_script(FORKS, here, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,38 +106,6 @@ def test_a_spawned_worker_imports_little(run_script: Script) -> None:
     loaded = {name for name in ast.literal_eval(done.stdout) if not name.startswith("torchdali")}
     assert len(loaded) < 10
     assert not {name for name in loaded if name.startswith(("torch", "torchvision", "PIL"))}
-
-
-WORKERS = """
-import sys
-from torch.utils.data import DataLoader, Dataset
-
-class Numbers(Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return sorted(sys.modules)
-
-if __name__ == "__main__":
-    from torchdali import DALILoader
-
-    ours, theirs = (
-        set(next(iter(kind(Numbers(), None, num_workers=1, multiprocessing_context="spawn"))))
-        for kind in (DALILoader, DataLoader)
-    )
-    print(sorted(ours - theirs))
-"""
-
-
-@pytest.mark.slow
-def test_a_spawned_worker_imports_what_dataloaders_does(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"  # a spawned worker imports it again
-    script.write_text(WORKERS)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    more = ast.literal_eval(done.stdout)
-    assert len(more) < 16
-    assert all(name.startswith("torchdali") for name in more)
 
 
 def test_public_names_are_imported_when_they_are_used() -> None:

@@ -279,18 +279,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["DALILoader", "DataLoader"])
-def test_a_script_ends_where_it_first_iterates(script: Any, tmp_path: Path, kind: str) -> None:
+def test_a_script_ends_where_it_first_iterates(script: Any, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
     train = script(TRAIN)
     before = (sys.argv, list(sys.path), DataLoader.__iter__, DALILoader.__iter__)
 
-    result = run(train, "--", "--size", 17, *(["--torch"] if kind == "DataLoader" else []))
+    result = run(train, "--", "--size", 17, "--torch")
 
     assert result.exit_code == 0, result.output
     assert f"{train}, line 18, in main, first iterates over a loader." in result.output
     assert "CenterCrop(size=(17, 17))" in result.output
-    assert ("In its place, with the same arguments" in result.output) == (kind == "DataLoader")
+    assert "In its place, with the same arguments" in result.output
     assert not (tmp_path / "trained").exists()
     assert not (tmp_path / "failed").exists()
     assert (sys.argv, list(sys.path), DataLoader.__iter__, DALILoader.__iter__) == before
@@ -299,16 +298,10 @@ def test_a_script_ends_where_it_first_iterates(script: Any, tmp_path: Path, kind
 @pytest.mark.slow
 def test_as_a_command(script: Any, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
-
-    def command(*options: str) -> subprocess.CompletedProcess[str]:
-        return run_python("-m", "torchdali.tools.cli", "explain", script(TRAIN), "--", *options)
-
-    good = command("--size", "18")
-    assert (good.returncode, good.stderr) == (0, "")
-    assert "CenterCrop(size=(18, 18))" in good.stdout
-    wrong = command("--size", "large")
-    assert wrong.returncode == 2
-    assert "invalid int value: 'large'" in wrong.stderr
+    done = run_python("-m", "torchdali.tools.cli", "explain", script(TRAIN), "--", "--size", "18")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "CenterCrop(size=(18, 18))" in done.stdout
+    assert "In its place" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -384,21 +377,18 @@ def train():
 
 if __name__ == "__main__":
     atexit.register(write, "atexit")
-    START
-    write("after")
-"""
-SPAWN = """
     processes = [multiprocessing.get_context("spawn").Process(target=train) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
+    write("after")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["train()", SPAWN.strip()])
-def test_no_code_of_a_script_runs_after_the_explanation(script: Any, tmp_path: Path, start: str) -> None:
-    result = run(script(STUBBORN.replace("START", start)))
+def test_no_code_of_a_script_runs_after_the_explanation(script: Any, tmp_path: Path) -> None:
+    """Its loader is iterated in processes of its own, which are spawned."""
+    result = run(script(STUBBORN))
     assert (result.exit_code, result.output.count("24 files in 3 classes")) == (0, 1), result.output
     assert [path.name for path in tmp_path.glob("*.written")] == []
