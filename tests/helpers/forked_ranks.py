@@ -33,7 +33,8 @@ def run_ranks(script: str, *ranks: Sequence[object], limit: float, **variables: 
     from helpers.started import run_python
 
     arguments = [__file__, HELPERS / script, len(ranks[0]), *(one for rank in ranks for one in rank)]
-    settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
+    path = os.pathsep.join([str(HELPERS.parent), str(HELPERS.parents[1]), os.environ.get("PYTHONPATH", "")])
+    settings = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
     if torch.cuda.is_available():  # CUDA is for processes that import torch themselves
         command, env = [sys.executable, *map(str, arguments)], {**os.environ, **settings}
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=env)
