@@ -91,6 +91,26 @@ def test_files_on_a_disk_are_not_kept(files: list[Path], monkeypatch: pytest.Mon
     assert len(list(make(files))) == 6
 
 
+def test_files_on_a_slow_disk_are_kept_once_a_few_tell(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "is_on_network", lambda _: False)
+    for number in range(36, 1200):
+        (files[0].parent / f"{number}.jpg").hardlink_to(files[0])
+    read, add, rows = FirstBytes._read, KeptFiles.add, list[int]()
+
+    def read_slowly(first: Any, i: int) -> None:
+        time.sleep(4e-3)
+        read(first, i)
+
+    def note(kept: KeptFiles, row: int, file: Any) -> None:
+        add(kept, row, file)
+        rows.append(row)
+
+    monkeypatch.setattr(FirstBytes, "_read", read_slowly)
+    monkeypatch.setattr(KeptFiles, "add", note)
+    assert len(list(make(files, batch_size=100))) == 12
+    assert 600 < len(rows) < 1200
+
+
 def test_so_many_are_kept_as_may_be_open(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = list(DataLoader(ImageFolder(files[0].parents[1], EXACT), batch_size=36))
     add, rows = KeptFiles.add, list[int]()

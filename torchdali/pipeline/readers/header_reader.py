@@ -35,7 +35,7 @@ _NUM_BY_THREADS = 16
 _CHUNK = 16
 """Files that each of several threads reads in a row."""
 _TURN = 0.1
-_NUM_WARMUP, _NUM_MEASURED, _MIN_MEASURED = 64, 64, 8
+_NUM_WARMUP, _NUM_MEASURED, _MIN_MEASURED, _NUM_LAST = 64, 64, 8, 8
 
 
 class FirstBytes:
@@ -43,9 +43,10 @@ class FirstBytes:
 
     Args:
         paths: Their paths.
-        kept: Takes copies of whole files, as long as it has room; None if they are not to be kept.
+        kept: Takes copies of whole files, as long as it has room; None if there are to be none.
 
     Attributes:
+        makes_copies: Whether files are copied into ``kept`` from now on.
         data: ``(N, 2048)``, padded with 0. All 0 if the file was not read, or cannot be.
         lengths: ``(N,)`` lengths of the files, modulo 2**32.
         copies: The copies, by the number of their file.
@@ -53,6 +54,7 @@ class FirstBytes:
 
     def __init__(self, paths: Sequence[str | bytes], kept: KeptFiles | None = None) -> None:
         self._paths, self._kept = paths, kept
+        self.makes_copies = False
         self.copies: dict[int, MemoryFile] = {}
         self.data: Bytes = np.zeros((len(paths), HEADER_BYTES), np.uint8)
         self.lengths: npt.NDArray[np.uint32] = np.zeros(len(paths), np.uint32)
@@ -88,7 +90,7 @@ class FirstBytes:
         file = os.open(self._paths[i], OPEN_FLAGS)
         try:
             length = os.lseek(file, 0, os.SEEK_END)  # 1 us less than os.fstat(); raises OSError for a pipe
-            copy = self._kept and self._kept.copy(file, length)
+            copy = self._kept.copy(file, length) if self._kept and self.makes_copies else None
             if copy:
                 self.copies[i], length = copy, copy.length
                 copy.read_first(self.data[i].data)
@@ -140,8 +142,7 @@ class HeaderReader:
         if not self._was_asked:
             self._was_asked = True
             self.is_on_network = machine.is_on_network(os.path.dirname(os.fsdecode(paths[0])) or ".")  # noqa: PTH120
-        is_slow = InputStats(wait=self.wait, is_on_network=self.is_on_network).is_slow
-        first, scan = FirstBytes(paths, kept if is_slow else None), Scan([], lambda _: None, pool)
+        first, scan = FirstBytes(paths, kept), Scan([], lambda _: None, pool)
         left, count = [len(paths)], Lock()
 
         def begin() -> bool:
@@ -184,6 +185,7 @@ class HeaderReader:
         return scan
 
     def _read_timed(self, first: FirstBytes, begin: int, end: int, patience: float = math.inf) -> int:
+        first.makes_copies = self.is_slow
         start, cpu_start = perf_counter(), thread_time()
         end = first.read(begin, end, patience)
         waited = perf_counter() - start - (thread_time() - cpu_start)
@@ -202,6 +204,14 @@ class HeaderReader:
         """
         waits = self._waits[_NUM_WARMUP:]
         return median(waits) if len(waits) >= _NUM_MEASURED else 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether files make a thread wait long. Before all measurements are made, the last few tell."""
+        wait, last = self.wait, self._waits[-_NUM_LAST:]
+        if not wait and not self.is_on_network and len(last) == _NUM_LAST:
+            wait = median(last)
+        return InputStats(wait=wait, is_on_network=self.is_on_network).is_slow
 
 
 class HeaderValidator(lifecycle.Resource):
