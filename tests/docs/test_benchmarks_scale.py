@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,26 +12,6 @@ from benchmarks.common import data
 from benchmarks.studies import memory, scale
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
-
-SMALL = ["--images", "24", "--batch-size", "4", "--epochs", "4", "--batches", "3", "--timeout", "150"]
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> list[str]:
-    data.make(tmp_path / "pictures", 24, 1)
-    return [*SMALL, "--root", str(tmp_path / "pictures"), "--out", str(tmp_path), "--name", "small"]
-
-
-def test_two_processes(options: list[str], tmp_path: Path) -> None:
-    whole = scale.run(scale.parse([*options, "--gpus", "2", "--seconds", "0.3", "--systems", "torchdali"]))
-    (run,) = whole["runs"]
-    assert (run["system"], run["status"]) == ("torchdali", "ok"), run
-    assert len(run["ranks"]) == 2
-    assert run["slowest"] <= run["images_per_s"] <= run["fastest"]
-    assert all(len(rank["used"]) == 4 for rank in run["ranks"])
-    assert run["drift"]["files"] == {"slope": 0, "range": 0}
-    assert json.loads((tmp_path / "small.json").read_text())["runs"] == [run]
-    assert "host, MiB" in (tmp_path / "small.md").read_text()
 
 
 def test_a_process_that_fails_ends_the_others() -> None:
@@ -46,7 +25,8 @@ def test_a_process_that_fails_ends_the_others() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["native", "worker-fed"])
-def test_what_is_measured_of_memory(options: list[str], tmp_path: Path, kind: str) -> None:
+def test_what_is_measured_of_memory(tmp_path: Path, kind: str) -> None:
+    data.make(tmp_path / "pictures", 24, 1)
     case = memory.Case("", kind, tmp_path / "pictures", 2, 0, 4, 0.1, epochs=4, batches=3, small_batch=2)
     close = memory.measure_close(case)
     closed = close["used"]

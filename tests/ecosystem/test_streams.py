@@ -107,8 +107,7 @@ def plain(batch: Any) -> list[Any]:
     return [image.as_subclass(torch.Tensor), label]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("transformed", [False, True], ids=["plain", "transform"])
+@pytest.mark.parametrize(("transformed", "workers"), [(False, 0), (True, 2)], ids=["plain", "transform"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_stream_gives_dataloaders_batches_and_goes_on(
     kind: str, workers: int, transformed: bool, tmp_path: Path

@@ -102,7 +102,6 @@ def test_an_iterator_does_not_hold_its_loader(pictures: Path, kind: str, options
     loader = DALILoader(dataset, 2, transform=None if kind == "plain" else chain, device="cpu", **options)
     iterator, alive = iter(loader), weakref.ref(loader)
     next(iterator)
-    gc.collect()
     gc.disable()
     try:
         del loader
