@@ -7,7 +7,8 @@ import io
 import operator
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -94,13 +95,12 @@ def pack(
     paths = [target / f"shard-{number:06}.tar" for number in range(len(shards))]
 
     files = _Files([path for path, _ in listed], resize, quality or _QUALITY)
-    generator = torch.Generator()  # else DataLoader draws from torch's, and the script's later numbers change
-    contents = map(_unwrap, DataLoader(files, batch_size=None, num_workers=num_workers, generator=generator))
     start = 0
-    for path, shard in zip(paths, shards, strict=True):
-        names = [(_get_part(file) if resize is None else "jpg", label) for file, label in shard]
-        _write_shard(path, start, names, contents, on_progress)
-        start += len(shard)
+    with closing(_read_all(files, num_workers)) as contents:
+        for path, shard in zip(paths, shards, strict=True):
+            names = [(_get_part(file) if resize is None else "jpg", label) for file, label in shard]
+            _write_shard(path, start, names, contents, on_progress)
+            start += len(shard)
     parts = {"jpg"} if resize else {_get_part(path) for path, _ in listed}
     return Tar(paths) if parts <= set(IMAGE_PARTS) else Tar(paths, image=sorted(parts))
 
@@ -174,10 +174,21 @@ class _Files(Dataset[bytes | OSError]):
             return error
 
 
-def _unwrap(content: bytes | OSError) -> bytes:
-    if isinstance(content, OSError):
-        raise content
-    return content
+def _read_all(files: _Files, num_workers: int) -> Generator[bytes]:
+    """Read files in order. Workers end with the generator, even while the frames of an error are referred to.
+
+    If the garbage collector finds an iterator of :class:`DataLoader`, it ends its queues first. The iterator then waits
+    5 s for each worker.
+    """
+    generator = torch.Generator()  # else DataLoader draws from torch's, and the script's later numbers change
+    contents = iter(DataLoader(files, batch_size=None, num_workers=num_workers, generator=generator))
+    try:
+        for content in contents:
+            if isinstance(content, OSError):
+                raise content
+            yield content
+    finally:
+        del contents
 
 
 def _write_shard(

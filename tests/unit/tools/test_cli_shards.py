@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import struct
 import tarfile
@@ -121,8 +122,10 @@ def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
     ]
     truncated = tmp_path / "truncated.jpg"
     truncated.write_bytes(Path(samples[1][0]).read_bytes()[:300])
-    with pytest.raises(OSError, match=r"truncated\.jpg cannot be resized: "):
+    with pytest.raises(OSError, match=r"truncated\.jpg cannot be resized: ") as caught:
         pack([*samples, (truncated, 0)], tmp_path / "none", resize=9, num_workers=2)
+    assert caught.tb
+    assert not multiprocessing.active_children(), "the collector would wait for them"
     assert list((tmp_path / "none").iterdir()) == []
 
 
