@@ -143,6 +143,7 @@ def test_there_is_room_again_for_files_that_were_taken(files: list[Path], monkey
         assert kept.copy(stream.fileno(), 100)
 
 
+@pytest.mark.slow
 def test_those_of_an_epoch_that_was_left_are_read_again(files: list[Path]) -> None:
     loader = make(files, batch_size=1)
     batches = iter(loader)
@@ -154,6 +155,7 @@ def test_those_of_an_epoch_that_was_left_are_read_again(files: list[Path]) -> No
     assert not count_open()
 
 
+@pytest.mark.slow
 def test_closing_the_loader_drops_them(files: list[Path]) -> None:
     loader = make(files, batch_size=1)
     batches = iter(loader)

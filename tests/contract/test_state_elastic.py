@@ -23,6 +23,7 @@ from torchdali import DALILoader
 from torchdali.state import merge
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
@@ -45,7 +46,6 @@ def all_of(ranks: list[Seen]) -> Counter[tuple[int, str]]:
     return Counter(chain.from_iterable(chain.from_iterable(ranks)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "ranks"), PAIRS)
 def test_every_remaining_sample_comes_once_and_looks_as_it_would_have(found: Any, before: int, ranks: int) -> None:
     _, begun, _, following = (all_of([each[before][part] for each in found[:before]]) for part in range(4))
@@ -116,7 +116,7 @@ def of_rank(request: pytest.FixtureRequest, pictures: Path, numbered: Numbered) 
 
 @pytest.mark.parametrize(
     ("of_rank", "workers", "seed"),
-    [("read", NONE, 5), pytest.param("asked", TWO, None, marks=pytest.mark.slow), ("asked", PERSISTENT, 5)],
+    [("read", NONE, 5), ("asked", TWO, None), ("asked", PERSISTENT, 5)],
     indirect=["of_rank"],
 )
 def test_as_many_ranks_go_on_as_if_nothing_had_happened(of_rank: Ranks, workers: Any, seed: int | None) -> None:
@@ -164,8 +164,8 @@ def test_a_seed_is_all_that_ranks_must_agree_on(of_rank: Ranks) -> None:
     ("of_rank", "worlds", "options"),
     [
         ("read", (2, 3), {}),
-        pytest.param("asked", (3, 1), {"num_workers": 1}, marks=pytest.mark.slow),
-        pytest.param("asked", (2, 3), {**PERSISTENT, "num_workers": 1}, marks=pytest.mark.slow),
+        ("asked", (3, 1), {"num_workers": 1}),
+        ("asked", (2, 3), {**PERSISTENT, "num_workers": 1}),
     ],
     indirect=["of_rank"],
 )

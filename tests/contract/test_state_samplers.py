@@ -22,6 +22,7 @@ from torchdali import DALILoader
 from torchdali.state import merge
 
 pytestmark = [
+    pytest.mark.slow,  # test_state.py has the most common samplers
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -128,11 +129,7 @@ moments = pytest.mark.parametrize(("epoch", "batches"), MOMENTS)
 
 @pytest.mark.parametrize(
     ("kind", "epoch", "batches"),
-    [
-        pytest.param(kind, *MOMENTS[(2 * i + j) % 6], marks=[pytest.mark.slow] * (j > 0))
-        for i, kind in enumerate(LATE)
-        for j in (0, 1, 5)
-    ],
+    [(kind, *MOMENTS[(2 * i + j) % 6]) for i, kind in enumerate(LATE) for j in (0, 1, 5)],
 )
 def test_a_generator_that_a_sampler_makes_late(make: Make, kind: str, epoch: int, batches: int | None) -> None:
     loader = make(sampler=lambda: Late(kind))
@@ -219,7 +216,7 @@ WITH_A_STATE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "workers", "moment"),
     [
-        pytest.param(kind, workers, MOMENTS[(i + 2 * j) % 6], marks=[pytest.mark.slow] * (i > 0 and j > 0))
+        (kind, workers, MOMENTS[(i + 2 * j) % 6])
         for i, kind in enumerate(WITH_A_STATE)
         for j, workers in enumerate((NONE, TWO, PERSISTENT))
     ],

@@ -118,6 +118,7 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
     )
 
 
+@pytest.mark.slow
 def test_headers_that_come_slowly(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     read = FirstBytes.read
     monkeypatch.setattr(FirstBytes, "read", lambda *args: time.sleep(0.5) or read(*args))

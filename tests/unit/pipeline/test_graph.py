@@ -15,6 +15,7 @@ from torchdali.pipeline import graph
 PPM = np.frombuffer(b"P6 2 1 255 " + bytes(6), np.uint8)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_garbage_in_cycles() -> None:
     """DALI's own methods define a class in each call."""
     pipeline = graph.build_header_validator(1)

@@ -218,6 +218,7 @@ def test_batches_that_grow_leave_small_pipelines_behind(pictures: Path, monkeypa
     assert sizes == [2, 4, *[8] * 21]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("waiting", "numbers")
 def test_after_a_timeout_the_other_pipeline_keeps_nobody_waiting(fresh_pictures: Path) -> None:
     """It may wait for the same storage."""
