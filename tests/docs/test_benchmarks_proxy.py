@@ -33,18 +33,8 @@ def pictures(tmp_path):
 @pytest.mark.timeout(300)
 def test_every_figure_is_written(tmp_path):
     command = ["-m", "benchmarks", "proxy", "--quick", "--seconds", "0.1", "--cores", "1"]
-    command += [
-        "--images",
-        "32",
-        "--lengths",
-        "32",
-        "--systems",
-        ",".join(CHOSEN),
-        "--batch-size",
-        "8",
-        "--sources",
-        "arrays",
-    ]
+    command += ["--images", "32", "--lengths", "32", "--batch-size", "8"]
+    command += ["--systems", ",".join(CHOSEN), "--sources", "arrays"]
     command += ["--root", str(tmp_path / "pictures"), "--out", str(tmp_path), "--name", "trial"]
     done = run_python(*command, cwd=REPOSITORY, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -112,7 +112,7 @@ def collect(*args):
 Resampling._resize, few = collect, 1000
 gc.disable()
 dataset = ImageFolder(sys.argv[1], v2.Compose([v2.ToImage(), v2.Resize((16, 16))]))
-loader = DALILoader(dataset, 4, num_workers=1, prefetch_factor=4, device="cpu")
+loader = DALILoader(dataset, 4, num_workers=int(sys.argv[2]), prefetch_factor=4, device="cpu")
 list(loader)  # headers are known then, and a batch waits for no thread that reads them
 few = len(calls) + 8
 iterator = iter(loader)
@@ -129,7 +129,11 @@ print("gone" if gone() is None else "still there")
 
 
 @pytest.mark.slow
-def test_a_thread_that_a_run_waits_for_may_collect_the_loader(pictures: Path, run_script: Script) -> None:
+@pytest.mark.parametrize(
+    "threads",
+    [pytest.param(1, id="DALI's thread"), pytest.param(2, id="a thread of ours")],
+)
+def test_a_thread_that_a_run_waits_for_may_collect_the_loader(pictures: Path, threads: int, run_script: Script) -> None:
     """Not only is nothing stuck: DALI aborts the process if one of its threads waits for itself."""
-    done = run_script(COLLECT, pictures, timeout=50)
+    done = run_script(COLLECT, pictures, threads, timeout=50)
     assert (done.returncode, done.stdout) == (0, "gone\n"), done.stderr[-2000:]

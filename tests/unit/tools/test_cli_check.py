@@ -276,7 +276,7 @@ def test_what_pil_calls_a_bomb(fresh_pictures: Path, tmp_path: Path, monkeypatch
 
 @contextmanager
 def without_override() -> Iterator[None]:
-    """Takes the capabilities with which root reads everything from this thread: DAC_OVERRIDE and DAC_READ_SEARCH."""
+    """Takes from this thread the capabilities with which root reads all: DAC_OVERRIDE and DAC_READ_SEARCH."""
     libc, header = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522)
     before, sets = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, before) == libc.capget(header, sets) == 0

@@ -1,4 +1,4 @@
-"""The benchmark of an index, with few files."""
+"""What benchmarks measure of a process's memory, and how it changes."""
 
 from __future__ import annotations
 
