@@ -1,6 +1,6 @@
 """What holds a loader beside a step of ResNet-18? Each lever alone, in a process of its own.
 
-    python -m benchmarks.studies.beside_step --cores 16,4 --steps eager,compiled
+    python -m benchmarks.studies.beside_step --cores 16,4 --steps eager,compiled,graphs
 
 * ``synthetic``: the step alone, on one batch that stays on the GPU: the ceiling;
 * ``default``: DALILoader;
@@ -46,7 +46,7 @@ def work(options: dict[str, Any]) -> None:
     from benchmarks.studies.versions_worker import describe, make_step
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    step = make_step(torch, device, compiled=options["step"] == "compiled")
+    step = make_step(torch, device, options["step"])
     print(json.dumps(describe(torch)), flush=True)
     own = options["system"] == "own_stream" and device.type == "cuda"
     with torch.cuda.stream(torch.cuda.Stream()) if own else nullcontext():
@@ -170,7 +170,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = make_parser("studies.beside_step", __doc__.splitlines()[0])
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
-    parser.add_argument("--steps", default="eager,compiled", help="eager, compiled, or both, separated by a comma")
+    parser.add_argument("--steps", default="eager,compiled", help="some of eager, compiled, graphs (compiled, with CUDA graphs)")
     parser.add_argument("--cores", default="16", help="numbers of cores, separated by commas")
     parser.add_argument("--seconds", type=float, default=6.0, help="time of a measurement")
     parser.add_argument("--pictures", type=int, default=5_120, help="different files")

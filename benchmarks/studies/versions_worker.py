@@ -15,11 +15,20 @@ def describe(torch: Any) -> dict[str, Any]:
     return {"versions": versions, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
 
 
-def make_step(torch: Any, device: Any, compiled: bool = False) -> Callable[[Any, Any], None]:
+COMPILERS: dict[str, dict[str, Any] | None] = {
+    "eager": None,
+    "compiled": {},
+    "graphs": {"mode": "reduce-overhead"},
+}
+"""Arguments of ``torch.compile`` for each kind of step. "graphs": the model's kernels are replayed by CUDA graphs."""
+
+
+def make_step(torch: Any, device: Any, kind: str = "eager") -> Callable[[Any, Any], None]:
     """Return a training step of ResNet-18 in bfloat16, which takes images and labels."""
     models = importlib.import_module("torchvision.models")
     model = models.resnet18().to(device, memory_format=torch.channels_last)
-    model = torch.compile(model) if compiled else model
+    options = COMPILERS[kind]
+    model = model if options is None else torch.compile(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(images: Any, labels: Any) -> None:

@@ -93,7 +93,8 @@ class HeaderTable:
 
     def find_unknown(self, rows: IntArray) -> IntArray:
         """Return the rows whose headers are not known yet, each row once."""
-        return np.unique(rows[self.is_unknown(rows)])
+        unknown = rows[self.is_unknown(rows)]
+        return np.unique(unknown) if len(unknown) else unknown
 
     def is_unknown(self, rows: IntArray) -> npt.NDArray[np.bool_]:
         """Return ``(N,)`` whether the headers of files are not known yet."""
