@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.common import data, report
 from benchmarks.common.script import Results, main, make_parser, parse_args, run_worker
+from benchmarks.studies.versions_worker import COMPILERS
 
 SYSTEMS = {
     "synthetic": "one batch on the GPU",
@@ -170,7 +171,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = make_parser("studies.beside_step", __doc__.splitlines()[0])
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
-    parser.add_argument("--steps", default="eager,compiled", help="some of eager, compiled, graphs (compiled, with CUDA graphs)")
+    parser.add_argument("--steps", default="eager,compiled", help=f"some of {', '.join(COMPILERS)}")
     parser.add_argument("--cores", default="16", help="numbers of cores, separated by commas")
     parser.add_argument("--seconds", type=float, default=6.0, help="time of a measurement")
     parser.add_argument("--pictures", type=int, default=5_120, help="different files")
