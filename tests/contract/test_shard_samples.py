@@ -48,6 +48,15 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def write_members(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
 def assert_as_dataloader(dataset: Any, **options: Any) -> list[Any]:
     ours, theirs = (
         list(kind(dataset, batch_size=6, **options, **more))
@@ -259,6 +268,40 @@ def test_a_million_rows_are_mapped_and_take_few_bytes(shard: Path, tmp_path: Pat
     images, labels = next(iter(DALILoader(dataset, 3, sampler=[count - 1, 5, count // 2], device="cpu")))
     assert same(images, torch.stack([dataset[i][0] for i in (count - 1, 5, count // 2)]))
     assert labels.tolist() == [19000, 5000, 0]
+
+
+@pytest.mark.parametrize(
+    ("label", "part", "data"),
+    [
+        ("json", "json", b'{"a"'),
+        ("json:a", "json", b"{}"),
+        ("json", "json", None),
+        ("cls", "cls", b"x"),
+        ("cls", "cls", None),
+    ],
+)
+def test_one_bad_label_is_an_error_of_its_sample(tmp_path: Path, label: str, part: str, data: bytes | None) -> None:
+    image = encoded(Image.new("RGB", (9, 8)), "PNG")
+    members = {f"{i}.{name}": x for i in range(6) for name, x in (("png", image), ("json", b'{"a": 1}'), ("cls", b"7"))}
+    members |= {} if data is None else {f"2.{part}": data}
+    if data is None:
+        del members[f"2.{part}"]
+    dataset = Tar(write_members(tmp_path / "a.tar", members), label=label, transform=EXACT)
+    with pytest.raises(ValueError, match=r"a\.tar, 2 at byte"):
+        dataset[2]
+    with pytest.raises(SampleError, match=r"sample 2 .*a\.tar, 2 at byte"):
+        list(DALILoader(dataset, 3, device="cpu"))
+    batches = list(DALILoader(dataset, 3, device="cpu", on_error="skip"))
+    assert same(batches[1], next(iter(DataLoader(Subset(dataset, [3, 4, 5]), 3))))
+    assert len(batches) == 2
+
+
+def test_hidden_files_and_samples_with_other_pictures_are_left_out(tmp_path: Path) -> None:
+    image = encoded(Image.new("RGB", (9, 8)), "JPEG")
+    members = {"._0.jpg": b"x", "0.jpg": image, "._0.cls": b"x", "0.cls": b"3", "d/.DS.cls": b"", "1.seg.png": b"y"}
+    dataset = Tar(write_members(tmp_path / "a.tar", members), image="jpg", transform=EXACT)
+    assert [label for _, label in dataset] == [3]
+    assert_as_dataloader(dataset)
 
 
 def find_owner(array: Any) -> Any:

@@ -204,6 +204,14 @@ def test_features_of_tfrecords(stores: Any, tmp_path: Path, samples: Samples) ->
     assert TFRecord(path, label=None)[0].size
     with pytest.raises(ValueError, match="record 0 at byte 12 has no feature 'x'; it has image/class/label, "):
         TFRecord(path, label="x")
+    some = example(*samples[2])
+    some["x"] = 5
+    dataset = TFRecord(write_tfrecord(tmp_path / "some", [example(*samples[0]), some]), label="x", transform=EXACT)
+    assert dataset[1][1] == 5
+    with pytest.raises(ValueError, match="has no part 'x', which label= names"):
+        dataset[0]
+    assert epoch(DALILoader, dataset, on_error="skip")[0][1].tolist() == [5, 5]
+    dataset = TFRecord(path, label=names, transform=EXACT)
     assert dataset.name(1).startswith(f"{path}, image 1 at byte")
 
 
@@ -306,6 +314,8 @@ def test_columns_of_tables(tmp_path: Path, folder: ImageFolder, stores: Any) -> 
     assert batches[0]["b"].tolist() == [0, 0.5, 1, 1.5]
     assert batches[0]["c"] == ["", "x", "xx", "xxx"]
     assert Table(path, label=lambda row: row)[1][1] == {"a": 1, "b": 0.5, "c": "x"}
+    pq.write_table(pa.table({"file": [file for file, _ in folder.samples[:2]]}), tmp_path / "files.parquet")
+    assert Table(tmp_path / "files.parquet", label="file")[1][1] == folder.samples[1][0]
     unlabelled = epoch(DALILoader, Table(path, transform=EXACT))
     assert type(unlabelled[0]) is torch.Tensor
     assert same(unlabelled, epoch(DataLoader, Table(path, transform=EXACT)))

@@ -311,13 +311,20 @@ def test_sound_alone_no_frame_and_wrong_names(folder: Path, tmp_path: Path) -> N
         assert np.array_equal(dataset[number].permute(0, 2, 3, 1).numpy(), whole[start : start + 3])
 
 
-def test_a_damaged_frame_names_its_file(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("kind", [DataLoader, DALILoader])
+def test_a_file_that_changes_is_an_error(folder: Path, tmp_path: Path, is_open: bool, kind: Any) -> None:
     path = tmp_path / "changed.mp4"
     path.write_bytes((folder / "a" / "coffee.mp4").read_bytes())
-    dataset = VideoClips([path], frames=2, stride=1, clips=1)
-    path.write_bytes(b"changed")
-    with pytest.raises(OSError, match="it has changed since the index was made"):
-        dataset[0]
+    loader = kind(VideoClips([path], frames=2, stride=1, clips=1), 1)
+    if is_open:
+        next(iter(loader))
+    path.write_bytes((folder / "a" / "coffee.mp4").read_bytes() + b"changed")
+    with pytest.raises((OSError, SampleError), match="it has changed since the index was made"):
+        next(iter(loader))
+    path.unlink()
+    with pytest.raises((OSError, SampleError), match=r"changed\.mp4"):
+        next(iter(loader))
 
 
 def test_a_file_that_was_repaired_has_changed(folder: Path, tmp_path: Path) -> None:

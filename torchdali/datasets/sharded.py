@@ -22,11 +22,35 @@ from torchdali.sources.places import Places
 from torchdali.sources.remote import Client, Range, make_client
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["ShardedDataset"]
+__all__ = ["Faults", "ShardedDataset"]
 
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _OPENED = ("index", "shards", "integers", "_objects")
 """What :meth:`ShardedDataset._open` makes. Another process makes it itself."""
+
+
+class Faults:
+    """What samples of one shard lack. It is an error if no sample is sound, because then an argument is wrong.
+
+    Else samples without an image are left out. A label is read later, and its error raised, with its sample.
+
+    Attributes:
+        has_sound: Whether a sample has all that the arguments name.
+    """
+
+    def __init__(self) -> None:
+        self.has_sound = False
+        self._first: ValueError | None = None
+
+    def add(self, error: ValueError) -> None:
+        """Keep what a sample lacks."""
+        self._first = self._first or error
+
+    def check(self) -> None:
+        """Raise the first error if no sample is sound."""
+        first, self._first = self._first, None
+        if first and not self.has_sound:
+            raise first
 
 
 class ShardedDataset(EncodedDataset):

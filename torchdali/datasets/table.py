@@ -254,7 +254,7 @@ def read_parquet(
             known = import_module("pyarrow.parquet").read_schema(file).names
         names = _check_columns(file, image, names, known)
         with _name_damage(file):
-            table: Any = import_module("pyarrow.parquet").read_table(file, columns=[image, *names])
+            table: Any = import_module("pyarrow.parquet").read_table(file, columns=list({image, *names}))
         column: Any = table[image]
         if arrow.types.is_dictionary(column.type):  # such as a Categorical of pandas
             column = column.cast(column.type.value_type)

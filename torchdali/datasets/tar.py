@@ -12,7 +12,7 @@ from torchdali.datasets.base import Label
 from torchdali.datasets.fields import IMAGE_SUFFIXES, decode_field, is_integer_part
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
-from torchdali.datasets.sharded import ShardedDataset
+from torchdali.datasets.sharded import Faults, ShardedDataset
 from torchdali.datasets.shards import Bytes
 from torchdali.datasets.wds2idx import Member, read_wds2idx
 from torchdali.datasets.wids import read_shard_list
@@ -101,16 +101,25 @@ class Tar(ShardedDataset):
         with self._open_shard(path) as shard:
             window = _Window(shard.read)
             known = read_wds2idx(path, shard.status, window.read) if shard.status else None
+            faults = Faults()
             for key, parts in _group(iter(known) if known else read_members(window.read, shard.size, path)):
                 image = next((parts[name] for name in self.image if name in parts), None)
+                try:
+                    if image is None:
+                        self._check_has_no_image(path, key, parts)
+                        continue
+                    labels = tuple(self._read_label(path, key, parts, window, name) for name in self.parts)
+                    faults.has_sound = True
+                except ValueError as error:
+                    faults.add(error)
+                    labels = (None,) * len(self.parts)
                 if image is None:
-                    self._check_has_no_image(path, key, parts)
                     continue
                 start = next(iter(parts.values())).header
                 last = max(part.offset + part.length for part in parts.values())
                 span = 0 if self.label is None else last - start
-                labels = tuple(self._read_label(path, key, parts, window, name) for name in self.parts)
                 yield Place(key, image.offset, image.length, start, span, labels)
+            faults.check()
 
     def _check_has_no_image(self, path: str, key: str, parts: dict[str, Member]) -> None:
         others = [name for name in parts if name.rpartition(".")[2] in IMAGE_SUFFIXES]
@@ -278,10 +287,12 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def _group(members: Iterator[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Yield the key and the parts of samples. Their members lie beside each other."""
+    """Yield the key and the parts of samples. Their members lie beside each other. Hidden files are no members."""
     key, parts = "", dict[str, Member]()
     for member in members:
         this, part = split_name(member.name)
+        if not this or this.endswith("/"):  # such as the ._ files of macOS
+            continue
         if this != key or part in parts:
             if parts:
                 yield key, parts

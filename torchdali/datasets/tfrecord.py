@@ -6,7 +6,7 @@ The formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and https:/
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from torchdali.datasets.base import Label
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
-from torchdali.datasets.sharded import ShardedDataset
+from torchdali.datasets.sharded import Faults, ShardedDataset
 from torchdali.datasets.shards import Bytes
 
 __all__ = ["TFRecord"]
@@ -70,7 +70,7 @@ class TFRecord(ShardedDataset):
 
     def _scan(self, path: str) -> Iterator[Place]:
         with self._open_shard(path) as shard:
-            number, at = 0, 0
+            number, at, faults = 0, 0, Faults()
             while at < shard.size:
                 head = shard.read(at, _HEAD)
                 length = int.from_bytes(head[:8], "little")
@@ -79,22 +79,27 @@ class TFRecord(ShardedDataset):
                         f"{path} is truncated, compressed or no TFRecord file: record {number} at byte {at:,} has "
                         f"{length:,} bytes"
                     )
-                yield self._find_place(path, number, at + _HEAD, shard.read(at + _HEAD, length))
+                yield self._find_place(path, number, at + _HEAD, shard.read(at + _HEAD, length), faults)
                 number, at = number + 1, at + _HEAD + length + _TAIL
+            faults.check()
 
-    def _find_place(self, path: str, number: int, start: int, data: bytes) -> Place:
-        view = memoryview(data)
+    def _find_place(self, path: str, number: int, start: int, data: bytes, faults: Faults) -> Place:
+        view, where = memoryview(data), f"{path}: record {number} at byte {start:,}"
         features: dict[str, tuple[int, int]] = {}
         try:
             features = _find_features(view)
             begin, end = _find_bytes(view, *features[self.image])
-            values = [_decode_feature(view, *features[name]) for name in self.parts]
-        except KeyError as error:
-            raise ValueError(
-                f"{path}: record {number} at byte {start:,} has no feature {error}; it has {', '.join(features)}"
-            ) from error
+            values = [_decode_feature(view, *features[name]) if name in features else None for name in self.parts]
+        except KeyError:
+            _check_features(where, (self.image,), features)
+            raise
         except (ValueError, IndexError) as error:
-            raise ValueError(f"{path}: record {number} at byte {start:,} is no tf.train.Example ({error})") from error
+            raise ValueError(f"{where} is no tf.train.Example ({error})") from error
+        try:
+            _check_features(where, self.parts, features)
+            faults.has_sound = True
+        except ValueError as error:
+            faults.add(error)
         span = 0 if self.label is None else len(data)
         labels = tuple(value if type(value) is int else None for value in values)
         return Place(f"record {number}", start + begin, end - begin, start, span, labels)
@@ -104,6 +109,12 @@ class TFRecord(ShardedDataset):
         features = _find_features(view)
         names = tuple(name for name in features if name != self.image) if names is None else names
         return {name: _decode_feature(view, *features[name]) for name in names}
+
+
+def _check_features(where: str, names: Iterable[str], features: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in features:
+            raise ValueError(f"{where} has no feature {name!r}; it has {', '.join(features)}")
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 
-from torchdali.datasets.video.probe import ANIMATIONS, Video, VideoError, require_av, stat_video
+from torchdali.datasets.video.probe import ANIMATIONS, Video, VideoError, has_changed, require_av, stat_video
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["Box", "Decoders", "FrameDecoder", "HostDecoders", "open_decoder"]
@@ -103,6 +103,9 @@ class HostDecoders:
             self.__init__(self._limit)
         with self._lock:
             generation, decoder = self._generation, self._idle.pop(video.path, None)
+        if decoder and has_changed(video):
+            decoder.close()
+            decoder = None
         return generation, decoder or open_decoder(video)
 
     def _put_back(self, video: Video, decoder: FrameDecoder, generation: int) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from torchdali.datasets.video.colors import NV12, cut, find_colors
 from torchdali.datasets.video.decoding import Box, HostDecoders
-from torchdali.datasets.video.probe import Video, VideoError
+from torchdali.datasets.video.probe import Video, VideoError, has_changed
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["DeviceDecoders", "find_engine"]
@@ -72,8 +72,8 @@ class DeviceDecoders:
         return DeviceDecoders, (self._device,)
 
     def decode(self, video: Video, frames: IntArray, box: Box | None = None) -> torch.Tensor:
-        """See :class:`Decoders`. The frames are in the memory of the GPU."""
-        if not video.fault and video.path not in self._refused_files:
+        """See :class:`Decoders`. The frames are in the memory of the GPU. PyAV's decoders raise for a changed file."""
+        if not video.fault and video.path not in self._refused_files and not has_changed(video):
             reason = _find_reason(video)
             if not reason:
                 try:

@@ -14,7 +14,7 @@ import PIL.Image
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["ANIMATIONS", "Video", "VideoError", "probe", "require_av", "stat_video"]
+__all__ = ["ANIMATIONS", "Video", "VideoError", "has_changed", "probe", "require_av", "stat_video"]
 
 ANIMATIONS = (".gif", ".webp")
 """Suffixes of files that PIL decodes."""
@@ -102,6 +102,14 @@ def stat_video(path: str) -> tuple[int, int]:
     """Return the length of a file in bytes, and the time of its last change in nanoseconds."""
     status = os.stat(path)  # noqa: PTH116 - of many texts
     return status.st_size, status.st_mtime_ns
+
+
+def has_changed(video: Video) -> bool:
+    """Return whether a file is another one than was probed, or missing."""
+    try:
+        return stat_video(video.path) != video.stamp
+    except OSError:
+        return True
 
 
 def probe(path: str) -> Video:
