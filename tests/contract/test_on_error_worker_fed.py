@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 import skimage.data
 import torch
-from conftest import CROP
+from conftest import CROP, same
 from helpers.damages import DAMAGES, next_good
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.datasets import ImageFolder
@@ -295,3 +295,19 @@ def test_a_timeout_is_not_taken_for_a_file_that_cannot_be_read(
     with pytest.raises(TimeoutError):
         next(iter(loader))
     assert not loader.errors
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate_fn", [None, list])
+@pytest.mark.parametrize("kind", [str, lambda path: path.read_bytes() if path.exists() else b"<html>"])
+def test_a_text_or_bytes_in_the_place_of_images_is_a_bad_file(
+    pictures: Path, workers: int, collate_fn: Any, kind: Callable[[Path], Any]
+) -> None:
+    paths = [*sorted(pictures.rglob("*.*g"))[:2], Path("typo.jpg")]
+    options: dict[str, Any] = {"transform": v2.CenterCrop(8), "device": "cpu", "num_workers": workers}
+    dataset: Any = [(kind(path), 1) for path in paths]
+    with pytest.raises(SampleError, match=r"sample 2 \((typo\.jpg\): there is no such|\[0\]\): it cannot be decoded)"):
+        next(iter(DALILoader(dataset, 3, collate_fn=collate_fn, **options)))
+    samples = next(iter(DALILoader(dataset, 3, collate_fn=list, on_error="skip", **options)))
+    assert [type(image) for image, _ in samples] == [type(samples[0][0])] * 3
+    assert same(samples[2][0], samples[0][0])

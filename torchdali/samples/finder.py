@@ -19,7 +19,7 @@ from torchdali.samples.encoded import IMAGE_SUFFIXES, is_encoded, is_stored
 from torchdali.samples.image import StoredURL
 from torchdali.samples.tree import Tree, describe_sample, format_key_paths, tree_leaves
 
-__all__ = ["RULE", "ImageFinder", "Images", "find_common_key_paths"]
+__all__ = ["RULE", "ImageFinder", "Images", "find_common_key_paths", "take_bad_files"]
 
 RULE = (
     "all PIL images, tv_tensors.Image and tv_tensors.Video of a sample, else the first array (H, W, C) or tensor "
@@ -215,6 +215,29 @@ def _is_likely_image(leaf: Any) -> bool:
         is_dense = leaf.layout == torch.strided and not leaf.is_nested
         return is_dense and leaf.ndim == 3 and 0 < leaf.shape[0] <= MAX_CHANNELS and not leaf.is_complex()
     return False
+
+
+def take_bad_files(samples: Sequence[Tree], image_lists: list[Leaves]) -> None:
+    """Take strings and bytes for images that lie where such are images in other samples of a batch.
+
+    Without it a missing or damaged file would be no image, and ``collate_fn`` would get it untransformed.
+
+    Args:
+        samples: The samples.
+        image_lists: The images of each. Those of samples without an image are filled in.
+    """
+    if all(image_lists):
+        return
+    files: set[tuple[str, type[Any]]] = set()
+    for sample, images in zip(samples, image_lists, strict=True):
+        places = {path for path, _ in images}
+        files |= {(path, type(leaf)) for path, leaf in tree_leaves(sample) if path in places}
+    for i, sample in enumerate(samples):
+        image_lists[i] = image_lists[i] or [
+            (path, Path(leaf) if isinstance(leaf, str) else leaf)
+            for path, leaf in tree_leaves(sample)
+            if isinstance(leaf, (str, bytes, bytearray)) and (path, type(leaf)) in files
+        ]
 
 
 def find_common_key_paths(

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from torchdali.errors import SampleError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.annotations import LabelsGetters, check_has_image
-from torchdali.samples.finder import ImageFinder, find_common_key_paths
+from torchdali.samples.finder import ImageFinder, find_common_key_paths, take_bad_files
 from torchdali.samples.guard import call_collate
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
@@ -180,6 +180,7 @@ class Packer:
                 raise
             packed.data = pickle_batch(packed.data) if in_worker else packed.data
             return {}
+        take_bad_files(trees, image_lists)
         if self._has_default_collate or self._on_error != "raise":
             key_paths, mismatch, imageless = find_common_key_paths(trees, image_lists)
             if self._on_error == "skip" and imageless:
