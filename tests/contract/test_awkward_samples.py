@@ -177,6 +177,12 @@ def test_a_batch_in_one_piece_is_not_passed_by_in_silence() -> None:
     assert [batch["made"] for batch in made] == [True, True]
 
 
+def test_the_warning_shows_texts_that_may_be_paths() -> None:
+    dataset: Any = [("missing/" * 5 + f"{i}.jpg", i) for i in range(2)]
+    with pytest.warns(UserWarning, match=r"which is \[0\] str '\.\.\..*missing/0\.jpg'; .* return pathlib\.Path"):
+        list(DALILoader(dataset, 2, transform=FLOATS, device="cpu"))
+
+
 # Samples of other types
 
 

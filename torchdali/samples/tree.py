@@ -297,12 +297,14 @@ def _has_shape(leaf: Any) -> bool:
 
 
 def describe_sample(sample: Tree) -> str:
-    """Return the parts of a sample in words: key path, type, shape, and the first bytes of a file."""
+    """Return the parts of a sample in words: key path, type, shape, the first bytes of a file, the end of a text."""
     parts: list[str] = []
     for path, leaf in tree_leaves(sample):
         about = ""
         if isinstance(leaf, (bytes, bytearray)):
             about = repr(bytes(leaf[:8]))
+        elif isinstance(leaf, str):
+            about = repr(leaf if len(leaf) <= 40 else f"...{leaf[-37:]}")
         elif _has_shape(leaf):
             about = f"{tuple(leaf.shape)} {leaf.dtype}"
         parts.append(" ".join(filter(None, (path, type(leaf).__name__, about))))
