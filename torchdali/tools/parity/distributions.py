@@ -62,7 +62,7 @@ def draw_params(
     return rule.draw(draws, np.tile([height, width], (count, 1)))
 
 
-@functools.cache
+@functools.lru_cache(1)  # parameters as large as images take gigabytes
 def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = SAMPLES) -> list[Any]:
     """Return results of torchvision's ``make_params`` for images of one size."""
     image = [tv_tensors.Image(torch.empty(3, height, width))]
