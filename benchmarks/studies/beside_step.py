@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.common import data, report
 from benchmarks.common.script import Results, main, make_parser, parse_args, run_worker
-from benchmarks.studies.versions_worker import COMPILERS
+from benchmarks.studies.versions_worker import COMPILERS, describe, make_step
 
 SYSTEMS = {
     "synthetic": "one batch on the GPU",
@@ -44,7 +44,6 @@ def work(options: dict[str, Any]) -> None:
     import torch
 
     import torchdali  # noqa: F401 - sets the number of hardware queues
-    from benchmarks.studies.versions_worker import describe, make_step
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     step = make_step(torch, device, options["step"])

@@ -32,22 +32,6 @@ COUNT = 20
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
 
 
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shard of small pictures with labels and JSON. The last has no ``json``."""
-    path = tmp_path_factory.mktemp("shard") / "a.tar"
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for i in range(COUNT):
-            image = Image.linear_gradient("L").resize((12 + i, 10)).convert("RGB")
-            parts = {"jpg": encoded(image, "JPEG"), "cls": b"%d" % (i * 1000), "cls2": b"%d" % -i}
-            parts |= {"json": json.dumps({"boxes": [i]}).encode()} if i < COUNT - 1 else {}
-            for name, data in parts.items():
-                member = tarfile.TarInfo(f"{i:03}.{name}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return path
-
-
 def write_members(path: Path, members: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for name, data in members.items():
@@ -55,6 +39,18 @@ def write_members(path: Path, members: dict[str, bytes]) -> Path:
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return path
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard of small pictures with labels and JSON. The last has no ``json``."""
+    members: dict[str, bytes] = {}
+    for i in range(COUNT):
+        image = Image.linear_gradient("L").resize((12 + i, 10)).convert("RGB")
+        parts = {"jpg": encoded(image, "JPEG"), "cls": b"%d" % (i * 1000), "cls2": b"%d" % -i}
+        parts |= {"json": json.dumps({"boxes": [i]}).encode()} if i < COUNT - 1 else {}
+        members |= {f"{i:03}.{name}": data for name, data in parts.items()}
+    return write_members(tmp_path_factory.mktemp("shard") / "a.tar", members)
 
 
 def assert_as_dataloader(dataset: Any, **options: Any) -> list[Any]:
@@ -283,9 +279,10 @@ def test_a_million_rows_are_mapped_and_take_few_bytes(shard: Path, tmp_path: Pat
 def test_one_bad_label_is_an_error_of_its_sample(tmp_path: Path, label: str, part: str, data: bytes | None) -> None:
     image = encoded(Image.new("RGB", (9, 8)), "PNG")
     members = {f"{i}.{name}": x for i in range(6) for name, x in (("png", image), ("json", b'{"a": 1}'), ("cls", b"7"))}
-    members |= {} if data is None else {f"2.{part}": data}
-    if data is None:
-        del members[f"2.{part}"]
+    good = members.pop(f"2.{part}")
+    assert data != good
+    if data is not None:
+        members[f"2.{part}"] = data
     dataset = Tar(write_members(tmp_path / "a.tar", members), label=label, transform=EXACT)
     with pytest.raises(ValueError, match=r"a\.tar, 2 at byte"):
         dataset[2]

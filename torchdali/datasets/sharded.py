@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 from zipfile import BadZipFile
@@ -42,9 +43,13 @@ class Faults:
         self.has_sound = False
         self._first: ValueError | None = None
 
-    def add(self, error: ValueError) -> None:
-        """Keep what a sample lacks."""
-        self._first = self._first or error
+    @contextmanager
+    def keep(self) -> Generator[None]:
+        """Keep the ValueError of a block, which says what a sample lacks."""
+        try:
+            yield
+        except ValueError as error:
+            self._first = self._first or error
 
     def check(self) -> None:
         """Raise the first error if no sample is sound."""

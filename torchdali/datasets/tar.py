@@ -104,17 +104,14 @@ class Tar(ShardedDataset):
             faults = Faults()
             for key, parts in _group(iter(known) if known else read_members(window.read, shard.size, path)):
                 image = next((parts[name] for name in self.image if name in parts), None)
-                try:
-                    if image is None:
+                if image is None:
+                    with faults.keep():
                         self._check_has_no_image(path, key, parts)
-                        continue
+                    continue
+                labels: tuple[int | None, ...] = (None,) * len(self.parts)
+                with faults.keep():
                     labels = tuple(self._read_label(path, key, parts, window, name) for name in self.parts)
                     faults.has_sound = True
-                except ValueError as error:
-                    faults.add(error)
-                    labels = (None,) * len(self.parts)
-                if image is None:
-                    continue
                 start = next(iter(parts.values())).header
                 last = max(part.offset + part.length for part in parts.values())
                 span = 0 if self.label is None else last - start

@@ -95,11 +95,9 @@ class TFRecord(ShardedDataset):
             raise
         except (ValueError, IndexError) as error:
             raise ValueError(f"{where} is no tf.train.Example ({error})") from error
-        try:
+        with faults.keep():
             _check_features(where, self.parts, features)
             faults.has_sound = True
-        except ValueError as error:
-            faults.add(error)
         span = 0 if self.label is None else len(data)
         labels = tuple(value if type(value) is int else None for value in values)
         return Place(f"record {number}", start + begin, end - begin, start, span, labels)

@@ -164,7 +164,7 @@ def to_batch(plan: Plan, images: Images) -> Images:
     if plan.spec.kind == "waveform":
         return images.squeeze(-2) if isinstance(images, torch.Tensor) else [each.squeeze(-2) for each in images]
     kind = _TV_TENSORS.get(plan.spec.kind)
-    # Not `+ 0`: an operator of torch whose code is in no cache takes 0.2 ms, and this attribute takes a third of it.
+    # Not `kind(pixel) + 0`, which takes 0.5 ms a batch when its code is in no cache. This takes 0.2 ms.
     is_kept = kind is not None and isinstance(_PIXELS[plan.spec.kind].data, kind)
     return kind(images) if kind and is_kept and isinstance(images, torch.Tensor) else images
 

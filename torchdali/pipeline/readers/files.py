@@ -210,8 +210,8 @@ class FileReader(Reader):
     def has_changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
         # The lengths of files for PIL are those of files in memory. Another batch may have read a header again.
         other = self.table.has_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
-        is_longer = other.any() and (self.table.is_native(rows) & other).any()
-        return bool(is_longer or (self.table.sizes(rows) != sizes).any())
+        is_rewritten = other.any() and (self.table.is_native(rows) & other).any()
+        return bool(is_rewritten or (self.table.sizes(rows) != sizes).any())
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         """Raise SampleError if a JPEG ends before its image does.
